@@ -1,0 +1,41 @@
+"""The program `headrace` and its commands."""
+
+from typing import Annotated
+
+import typer
+
+from headrace import __version__
+from headrace.cli.explain import EPILOG, explain
+
+app = typer.Typer(
+    name="headrace",
+    help="Change streams of the memcached/Couchbase family: TAP, UPR and DCP.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # help is full of brackets and hex: no markup
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def headrace(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Change streams of the memcached/Couchbase family: TAP, UPR and DCP."""
+
+
+app.command(epilog=EPILOG)(explain)
+
+
+def main() -> None:
+    """Run the program; the console script and `python -m headrace` both come here."""
+    app(prog_name="headrace")

@@ -1,0 +1,157 @@
+"""The kernel as machine code: compiled once by numba, kept on disk, loaded by llvmlite.
+
+numba's own cache would do, but to look into it numba has to be imported and its registries filled: 0.45 s of every new
+Python worker (docs/decisions/0003). What is kept here is the object file that numba made, under a name that holds the
+sources, the versions and the processor; loading it takes a twentieth of a second and no numba.
+
+Code from a file is run, so the file is believed only if it lies in a directory of ours that nobody else can write to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import logging
+import os
+import platform
+import stat
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import llvmlite.binding as llvm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LOG = logging.getLogger(__name__)
+_MAGIC = b"headrace kernel 1\n"
+_ENTRIES = ("scan", "fill")
+_PRIVATE = 0o700
+CACHE_VARIABLE = "HEADRACE_CACHE_DIR"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The two passes, each called with the address of its arguments. The engine holds the code in memory."""
+
+    scan: Callable[[int], None]
+    fill: Callable[[int], None]
+    engine: Any
+
+
+@cache
+def kernel() -> Kernel:
+    """Load the kernel; the first time on a machine, compile it, which takes some seconds."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, jit=True
+    )
+    path = cache_directory() / f"kernel-{fingerprint()}.o"
+    kept = read_kept(path)
+    if kept is None:
+        _LOG.info("compiling the columnar kernel, once for this machine; it is kept in %s", path.parent)
+        kept = _compile(target)
+        keep(path, kept)
+    symbols, code = kept
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    scan, fill = (_callable(engine.get_function_address(symbols[name])) for name in _ENTRIES)
+    return Kernel(scan, fill, engine)
+
+
+def _callable(address: int) -> Callable[[int], None]:
+    """A function of numba's calling convention: it returns a status and gives its result through a pointer."""
+    native = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(address)
+
+    def call(arguments: int) -> None:
+        result, error = ctypes.c_int64(), ctypes.c_void_p()
+        status = native(ctypes.addressof(result), ctypes.addressof(error), arguments)
+        assert status == 0, f"the kernel ended with status {status}"
+
+    return call
+
+
+def _compile(target: Any) -> tuple[dict[str, str], bytes]:
+    """Have numba compile both passes, and make one object file of them."""
+    from numba import njit, types  # noqa: PLC0415  # only here: see the top of the file
+
+    from headrace.columns import kernel as source  # noqa: PLC0415
+
+    compiled: Any = njit
+    symbols = {}
+    module = llvm.parse_assembly("")
+    for name in _ENTRIES:
+        options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "boundscheck": False, "error_model": "numpy"}
+        dispatcher = compiled(types.int64(types.int64), **options)(getattr(source, name))
+        (result,) = dispatcher.overloads.values()
+        symbols[name] = result.fndesc.llvm_func_name
+        module.link_in(llvm.parse_assembly(result.library.get_llvm_str()))
+    return symbols, target.emit_object(module)
+
+
+def fingerprint() -> str:
+    """Name everything that the machine code depends on."""
+    here = Path(__file__).parent
+    sources = sorted([*here.glob("*.py"), here.parent / "wire" / "limits.py", here.parent / "wire" / "codes.py"])
+    digest = hashlib.sha256()
+    for part in (
+        platform.python_version(),
+        metadata.version("numba"),
+        metadata.version("llvmlite"),
+        llvm.get_process_triple(),
+        llvm.get_host_cpu_name(),
+        llvm.get_host_cpu_features().flatten(),
+    ):
+        digest.update(part.encode() + b"\0")
+    for source in sources:
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def cache_directory() -> Path:
+    """Where compiled kernels are kept: $HEADRACE_CACHE_DIR, or headrace/ in the user's cache directory."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "headrace"
+
+
+def read_kept(path: Path) -> tuple[dict[str, str], bytes] | None:
+    """Give back what was kept; None when there is nothing, or nothing to be believed."""
+    try:
+        for each in (path.parent, path):
+            status = each.stat()
+            if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                _LOG.warning("%s can be written by others and is not used", each)
+                return None
+        data = path.read_bytes()
+    except OSError:
+        return None
+    head, _, code = data.removeprefix(_MAGIC).partition(b"\n")
+    try:
+        described = json.loads(head)
+        intact = data.startswith(_MAGIC) and described["sha256"] == hashlib.sha256(code).hexdigest()
+    except (ValueError, TypeError, KeyError):
+        return None
+    return (described["symbols"], code) if intact else None
+
+
+def keep(path: Path, kept: tuple[dict[str, str], bytes]) -> None:
+    """Keep a kernel; where that is not possible, each process compiles its own."""
+    symbols, code = kept
+    head = json.dumps({"symbols": symbols, "sha256": hashlib.sha256(code).hexdigest()}).encode()
+    try:
+        path.parent.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(_MAGIC + head + b"\n" + code)
+        Path(file.name).replace(path)
+    except OSError as error:
+        _LOG.warning("the compiled kernel cannot be kept (%s): every process will compile it again", error)

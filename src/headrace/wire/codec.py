@@ -1,0 +1,126 @@
+"""Frames <-> messages, by the catalogue alone.
+
+Decoding is total: an opcode that a dialect does not have gives `Unknown`, a body that fits no layout gives `Malformed`.
+Both keep their bytes and go out again as they came in; what to answer is the connection's business. Only bytes that no
+frame can be made of raise, in framing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from headrace.errors import LocalProtocolError
+from headrace.ids import Cas, Opaque, VBucketId
+from headrace.wire.codes import Magic
+from headrace.wire.dialects import Dialect
+from headrace.wire.header import FLEXIBLE_MAGICS, Frame, Header, whole_frame
+from headrace.wire.limits import BODY_BYTES_MAX
+from headrace.wire.message import Kind, Message, Response, Spec
+from headrace.wire.plan import Misfit, Plan, read_first
+from headrace.wire.registry import ANSWERS, PLANS, kind_of, lookup, reply_to, spoken_in
+
+_MAGIC_OF: dict[Kind, tuple[Magic, Magic | None]] = {
+    Kind.REQUEST: (Magic.REQUEST, Magic.FLEXIBLE_REQUEST),
+    Kind.RESPONSE: (Magic.RESPONSE, Magic.FLEXIBLE_RESPONSE),
+    Kind.SERVER_REQUEST: (Magic.SERVER_REQUEST, None),  # the two of the server have no flexible form
+    Kind.SERVER_RESPONSE: (Magic.SERVER_RESPONSE, None),
+}
+_MESSAGE_FIELDS = frozenset(field.name for field in dataclasses.fields(Message))
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Unknown(Message):
+    """A frame whose opcode the dialect does not have; kept as it came."""
+
+    frame: Frame
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Malformed(Message):
+    """A frame of a known command whose body fits none of its layouts: `problem` says at which byte, and why."""
+
+    command: Spec
+    frame: Frame
+    problem: Misfit
+
+
+def decode(data: bytes | Frame, dialect: Dialect = Dialect.DCP) -> Message:
+    """Read one message.
+
+    >>> decode(bytes.fromhex("800a00000000000000000000000000070000000000000000")).opaque
+    7
+    """
+    frame = data if isinstance(data, Frame) else whole_frame(data, body_bytes_max=BODY_BYTES_MAX)
+    header = frame.header
+    common: dict[str, Any] = {"opaque": Opaque(header.opaque), "cas": Cas(header.cas), "datatype": header.datatype}
+    if header.magic in FLEXIBLE_MAGICS:
+        common["framing"] = frame.framing
+    kind = kind_of(header.magic)
+    found = lookup(kind, header.opcode, dialect)
+    if found is None:
+        return Unknown(frame=frame, **common)
+    cls, spoken = found
+    if kind in ANSWERS:
+        cls = reply_to(cls, header.specific)
+        common |= {"opcode": header.opcode, "status": header.specific}
+    else:
+        common["vbucket"] = VBucketId(header.specific)
+    read = read_first(PLANS[cls, spoken], header, frame.body)
+    if isinstance(read, Misfit):
+        kept = {name: content for name, content in common.items() if name in _MESSAGE_FIELDS}
+        return Malformed(command=found[0].spec, frame=frame, problem=read, **kept)
+    plan, values = read
+    return cls(layout=plan.layout.name, **common, **values)
+
+
+def encode(message: Message, dialect: Dialect = Dialect.DCP) -> bytes:
+    """Write one message; what the dialect cannot say is refused, except fields that are marked as ignorable."""
+    if isinstance(message, Unknown | Malformed):
+        return message.frame.pack()
+    spec = message.spec
+    spoken = spoken_in(type(message), dialect)
+    if spoken is None:
+        raise LocalProtocolError(f"the {dialect} dialect has no {spec.name}")
+    plan = _choose(message, PLANS[type(message), spoken], dialect)
+    extras, key, rest = plan.write(message)
+    magic = _MAGIC_OF[spec.kind][message.framing is not None]
+    if magic is None:
+        raise LocalProtocolError(f"{spec.name} has no header with framing extras")
+    framing = message.framing or b""
+    if isinstance(message, Response):
+        opcode, specific = message.opcode, message.status
+    else:
+        opcode, specific = spec.opcodes[spoken], getattr(message, "vbucket", 0)
+    header = Header(
+        magic=magic,
+        opcode=opcode,
+        framing_length=len(framing),
+        key_length=len(key),
+        extras_length=len(extras),
+        datatype=message.datatype,
+        specific=specific,
+        body_length=len(framing) + len(rest),
+        opaque=message.opaque,
+        cas=message.cas,
+    )
+    return header.pack() + framing + rest
+
+
+def _choose(message: Message, plans: tuple[Plan, ...], dialect: Dialect) -> Plan:
+    able = [plan for plan in plans if plan.carries(message)]
+    for plan in able:
+        if plan.layout.name == message.layout:
+            return plan
+    able = [plan for plan in able if not plan.layout.read_only]
+    if able:
+        return min(able, key=lambda plan: (plan.dropped(message), plan.padding(message)))
+    unsent = [
+        f"{name}={getattr(message, name)!r}"
+        for name in message.spec.fields
+        if not any(plan.says(message, name) for plan in plans)
+    ]
+    raise LocalProtocolError(
+        f"the {dialect} dialect has no {message.spec.name} with "
+        + (", ".join(unsent) if unsent else "these fields together")
+    )
