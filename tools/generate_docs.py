@@ -17,6 +17,7 @@ from tools.reference.command_page import explain_page
 from tools.reference.dialect_pages import dialect_page, index, kv_page, responses_page
 from tools.reference.header_page import header_page
 from tools.reference.markdown import GENERATED
+from tools.reference.rows_page import rows_page
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = "make docs"
@@ -33,6 +34,7 @@ def pages() -> dict[str, str]:
         "protocol/header.md": header_page(),
         "protocol/codes.md": codes_page(),
         "reference/explain.md": explain_page(),
+        "reference/rows.md": rows_page(),
     }
 
 

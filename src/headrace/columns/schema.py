@@ -6,6 +6,8 @@ other; `unsigned` and `signed` are the one place that converts. What a message d
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pyarrow as pa
 
 from headrace.wire.codes import SnapshotFlag
@@ -29,32 +31,53 @@ CLOCK_NS = (1_262_304_000_000_000_000, 4_102_444_800_000_000_000)
 """A CAS between these (2010 to 2100, in nanoseconds of the epoch) is taken for a clock; servers before 4.0 counted."""
 
 
+class Column(NamedTuple):
+    """One column of a change row."""
+
+    name: str
+    kind: pa.DataType
+    sentence: str
+
+
+_LONG, _INT, _STRING = pa.int64(), pa.int32(), pa.string()
+
+COLUMNS = (
+    Column("event", _STRING, f"what happened: {', '.join(EVENTS)}"),
+    Column("vbucket", _INT, "the slice of the bucket"),
+    Column("vbuuid", _LONG, "the branch of the vbucket's history, from the failover log that the stream began with"),
+    Column("seqno", _LONG, "the place of the change in its vbucket; null for a flush, which has none"),
+    Column("rev", _LONG, "how often the item was changed"),
+    Column("cas", _LONG, "the version of the item"),
+    Column("key", _STRING, "the item's key without its collection id; of a system event, the name; binary if asked"),
+    Column("value", pa.binary(), "the document, inflated and without its xattrs; null where a deletion left nothing"),
+    Column("datatype", _INT, "how to read `value`: 1 for JSON; the bits for snappy and xattrs are undone"),
+    Column("flags", _LONG, "what the writer stored beside the value; of a system event, its kind"),
+    Column("expiry", _LONG, "when the item ends, in seconds of the epoch; 0: never"),
+    Column("lock_time", _LONG, "for how long the item is locked"),
+    Column("delete_time", _LONG, "when it was removed, in seconds of the epoch, where the message tells"),
+    Column(
+        "scope", _STRING, f"the scope's name; `{DEFAULT_NAME}` without collections, null for an id that nobody named"
+    ),
+    Column(
+        "collection",
+        _STRING,
+        f"the collection's name; `{DEFAULT_NAME}` without collections, or the id that nobody named",
+    ),
+    Column("xattrs", pa.map_(_STRING, _STRING), "extended attributes as JSON text by name; null where there are none"),
+    Column("snapshot_start", _LONG, "where the snapshot of this change starts; null before the first marker"),
+    Column("snapshot_end", _LONG, "where it ends"),
+    Column("snapshot_type", _STRING, f"where it came from: {', '.join(SNAPSHOT_TYPES)}"),
+    Column("changed_at", pa.timestamp("us", tz="UTC"), "the time in the CAS, where it is a clock"),
+)
+"""The row of a change. `docs/reference/rows.md` is made of this."""
+
+
 def schema(keys: str = TEXT_KEYS) -> pa.Schema:
     """The columns of a change row, in their order."""
-    return pa.schema(
-        [
-            ("event", pa.string()),
-            ("vbucket", pa.int32()),
-            ("vbuuid", pa.int64()),
-            ("seqno", pa.int64()),
-            ("rev", pa.int64()),
-            ("cas", pa.int64()),
-            ("key", pa.string() if keys == TEXT_KEYS else pa.binary()),
-            ("value", pa.binary()),
-            ("datatype", pa.int32()),
-            ("flags", pa.int64()),
-            ("expiry", pa.int64()),
-            ("lock_time", pa.int64()),
-            ("delete_time", pa.int64()),
-            ("scope", pa.string()),
-            ("collection", pa.string()),
-            ("xattrs", pa.map_(pa.string(), pa.string())),
-            ("snapshot_start", pa.int64()),
-            ("snapshot_end", pa.int64()),
-            ("snapshot_type", pa.string()),
-            ("changed_at", pa.timestamp("us", tz="UTC")),
-        ]
-    )
+    kinds = {column.name: column.kind for column in COLUMNS}
+    if keys != TEXT_KEYS:
+        kinds["key"] = pa.binary()
+    return pa.schema(list(kinds.items()))
 
 
 def snapshot_type(flags: int) -> int:

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, IntEnum, IntFlag
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class FieldSpec:
         return machine_name(self.label)
 
 
+@cache
 def machine_name(label: str) -> str:
     """`by seqno` -> `by_seqno`, `Engine priv.` -> `engine_priv`."""
     return "_".join("".join(c if c.isalnum() else " " for c in label).lower().split())
