@@ -84,7 +84,6 @@ def others(draw: st.DrawFn, settings: Settings) -> bytes:
     dialect = settings.dialect
     vbucket = draw(VBUCKETS)
     numbers = {"start_seqno": draw(U64), "end_seqno": draw(U64), "flags": draw(st.integers(0, 63))}
-    value = {"value_start": draw(U64), "value_end": draw(U64), "value_flags": draw(st.integers(0, 63))}
     made: list[Any] = [
         c.StreamEnd(vbucket=vbucket, reason=draw(st.integers(0, 9))),
         c.Noop(),
@@ -97,8 +96,8 @@ def others(draw: st.DrawFn, settings: Settings) -> bytes:
     if dialect is Dialect.UPR:
         made += [c.SnapshotMarker(vbucket=vbucket)]
     if dialect is Dialect.DCP:
-        made += [c.SnapshotMarker(vbucket=vbucket, **value, max_visible_seqno=5, high_completed_seqno=6)]
-        made += [c.SnapshotMarker(vbucket=vbucket, **value, high_prepared_seqno=5, purge_seqno=6)]
+        made += [c.SnapshotMarker(vbucket=vbucket, **numbers, max_visible_seqno=5, high_completed_seqno=6)]
+        made += [c.SnapshotMarker(vbucket=vbucket, **numbers, high_prepared_seqno=5, purge_seqno=6)]
     if draw(st.integers(0, 4)):
         return encode(draw(st.sampled_from(made)), dialect)
     body = draw(st.binary(max_size=60))

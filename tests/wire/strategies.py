@@ -87,6 +87,11 @@ def rows(kind: Rows) -> st.SearchStrategy[Any]:
     return st.lists(numbers.map(lambda row: row[0] if single else kind.row(*row)), max_size=6).map(tuple)
 
 
+def _has_twin(case: Case) -> bool:
+    layouts = case.cls.spec.layouts[case.dialect]
+    return sum(other.carried == case.layout.carried for other in layouts) > 1
+
+
 def sample(case: Case, number: int = 0) -> Message:
     """One message of a case, the same each time: one number everywhere, no text and no row but a key that must be."""
     spec = case.cls.spec
@@ -116,8 +121,8 @@ def messages(draw: st.DrawFn, case: Case) -> Message:
         "opaque": draw(unsigned(32)),
         "cas": draw(unsigned(64)),
         "datatype": draw(unsigned(8)),
-        # What only a read-only layout carries goes out only from a message that came in it.
-        "layout": layout.name if layout.read_only else "",
+        # A read-only layout, or one of two that carry the same fields, goes out only from a message that came in it.
+        "layout": layout.name if layout.read_only or _has_twin(case) else "",
     }
     if spec.kind in (Kind.REQUEST, Kind.RESPONSE):
         values["framing"] = draw(st.none() | st.binary(max_size=20))

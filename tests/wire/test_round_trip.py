@@ -79,9 +79,9 @@ def test_a_constant_may_be_left_out(case: Case):
 def test_the_version_chooses_the_marker():
     """A marker's version picks its layout, even when the fields would fit a smaller one."""
     small = catalogue.SnapshotMarker(
-        value_start=Seqno(1),
-        value_end=Seqno(2),
-        value_flags=1,
+        start_seqno=Seqno(1),
+        end_seqno=Seqno(2),
+        flags=1,
         max_visible_seqno=Seqno(2),
         high_completed_seqno=Seqno(0),
     )
@@ -117,9 +117,9 @@ def test_what_is_not_ignorable_is_refused():
     deletion = catalogue.Deletion(by_seqno=Seqno(4), rev_seqno=1, key=b"hello", delete_time=9)
     with pytest.raises(LocalProtocolError, match=r"the upr dialect has no deletion with delete_time=9$"):
         encode(deletion, Dialect.UPR)
-    marker = catalogue.SnapshotMarker(start_seqno=Seqno(1), value_start=Seqno(1))
-    with pytest.raises(LocalProtocolError, match=r"the dcp dialect has no snapshot_marker with these fields together$"):
-        encode(marker)
+    state = catalogue.SetVBucket(state=1, state_byte=1)
+    with pytest.raises(LocalProtocolError, match=r"the dcp dialect has no set_vbucket with these fields together$"):
+        encode(state)
 
 
 def test_keys_follow_their_rule():
@@ -178,13 +178,12 @@ def test_metadata_may_be_none():
     assert bare == changed(came, meta=b"")
 
 
-def test_rollback_is_found_wherever_it_stands():
-    """A rollback's seqno is the same question in extras and in the value; a marker's range too."""
-    assert catalogue.Rollback(opcode=0x53, status=0x23, seqno=Seqno(7)).to == 7
-    assert catalogue.Rollback(opcode=0x53, status=0x23, value_seqno=Seqno(8)).to == 8
-    old = catalogue.SnapshotMarker(start_seqno=Seqno(1), end_seqno=Seqno(2), flags=3)
-    new = catalogue.SnapshotMarker(value_start=Seqno(1), value_end=Seqno(2), value_flags=3)
-    assert (old.first, old.last, old.type) == (new.first, new.last, new.type) == (1, 2, 3)
+def test_rollback_stands_where_the_dialect_puts_it():
+    """A rollback's seqno is extras in UPR, as drawn, and a value in DCP, as sent; UPR reads both."""
+    answer = catalogue.Rollback(opcode=0x53, status=0x23, seqno=Seqno(7))
+    upr, dcp = encode(answer, Dialect.UPR), encode(answer, Dialect.DCP)
+    assert (upr[4], dcp[4]) == (8, 0)
+    assert decode(upr, Dialect.UPR) == decode(dcp, Dialect.UPR) == decode(dcp, Dialect.DCP) == answer
 
 
 @each_case

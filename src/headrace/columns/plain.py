@@ -99,12 +99,12 @@ def _value_size(frame: Frame, message: Message, settings: Settings) -> int:
 
 
 def _note_marker(message: Message, positions: Positions) -> None:
-    if isinstance(message, catalogue.SnapshotMarker) and message.type is not None:
-        assert message.first is not None
-        assert message.last is not None
-        positions.table[s.P_START, message.vbucket] = signed(message.first)
-        positions.table[s.P_END, message.vbucket] = signed(message.last)
-        positions.table[s.P_TYPE, message.vbucket] = snapshot_type(message.type)
+    if not isinstance(message, catalogue.SnapshotMarker):
+        return
+    if message.start_seqno is not None and message.end_seqno is not None and message.flags is not None:
+        positions.table[s.P_START, message.vbucket] = signed(message.start_seqno)
+        positions.table[s.P_END, message.vbucket] = signed(message.end_seqno)
+        positions.table[s.P_TYPE, message.vbucket] = snapshot_type(message.flags)
 
 
 def _row(message: Any, settings: Settings, positions: Positions) -> Row:

@@ -115,18 +115,15 @@ def _marker_rows(dialect: Dialect) -> list[list[int]]:
         for name in (*layout.extras, *layout.value):
             offsets[name] = at
             at += spec.integer(name).size
-        if len(offsets) > 1:
-            prefix = "value_" if layout.value else ""
-            names = (f"{prefix}start", f"{prefix}end") if prefix else ("start_seqno", "end_seqno")
-            flags = f"{prefix}flags"
+        if "start_seqno" in offsets:
             rows.append(
                 [
                     spec.extras_size(layout),
                     layout.constants.get("version", -1),
                     at,
-                    offsets[names[0]],
-                    offsets[names[1]],
-                    offsets[flags],
+                    offsets["start_seqno"],
+                    offsets["end_seqno"],
+                    offsets["flags"],
                 ]
             )
     return rows

@@ -282,20 +282,12 @@ class FailoverLog(Response):
 @message(
     "upr-transport.md:527; capture 03a_dcp_stream_req_errors",
     layout(UPR, "seqno", name="in extras"),
-    layout(ALL, value="value_seqno", name="in value"),
+    layout(ALL, value="seqno", name="in value"),
 )
 class Rollback(Response):
     """Refuses a stream until the consumer has gone back to a seqno."""
 
-    seqno: Seqno | None = u64("rollback #", "where to go back to, in UPR's extras", default=None)
-    value_seqno: Seqno | None = u64(
-        "rollback #", "where to go back to, as every real server sends it", section=Section.VALUE, default=None
-    )
-
-    @property
-    def to(self) -> Seqno:
-        """The seqno to go back to, wherever it stood."""
-        return (self.value_seqno if self.seqno is None else self.seqno) or Seqno(0)
+    seqno: Seqno = u64("rollback #", "where to go back to; UPR draws it as extras, every real server sends a value")
 
 
 WRITE_REPLY: Replies = {Status.SUCCESS: Mutated}
@@ -986,7 +978,7 @@ class TapVBucketSet(TapRequest):
 
 _CHECKPOINT_LAYOUTS = (
     layout(TAP, _TAP_HEAD, value="checkpoint", name="id in value"),
-    layout(TAP, _TAP_HEAD, engine="engine_checkpoint", name="id in engine"),
+    layout(TAP, _TAP_HEAD, engine="checkpoint", name="id in engine"),
     layout(TAP, _TAP_ITEM, engine="engine", key="key", value="checkpoint", name="as an item"),
 )
 
@@ -1006,9 +998,8 @@ class TapCheckpointStart(TapRequest):
     item_flags: int | None = u32("Item Flags", "nothing", default=None, ignorable=True)
     expiry: int | None = u32("Item Expiry", "nothing", default=None, ignorable=True)
     engine: bytes | None = octets(Section.ENGINE, "Engine data", "nothing", default=None, ignorable=True)
-    engine_checkpoint: int | None = u64("Checkpoint", "its id", section=Section.ENGINE, default=None)
     key: bytes = key("the name of the message, from real servers", default=b"")
-    checkpoint: int | None = u64("Checkpoint", "its id", section=Section.VALUE, default=None)
+    checkpoint: int = u64("Checkpoint", "its id", section=Section.VALUE)
 
 
 @message(
@@ -1148,12 +1139,13 @@ class SnapshotEnd(Request):
     """Tells that a snapshot ends."""
 
 
-_MARKER_VALUE = "value_start value_end value_flags max_visible_seqno high_completed_seqno"
+_MARKER_RANGE = "start_seqno end_seqno flags"
+_MARKER_VALUE = f"{_MARKER_RANGE} max_visible_seqno high_completed_seqno"
 
 
 @message(
     "upr-transport.md:740; capture 01a_dcp_memory_stream; kv: docs/dcp/documentation/commands/snapshot-marker.md",
-    layout(UPR_DCP, "start_seqno end_seqno flags", name="v1"),
+    layout(UPR_DCP, _MARKER_RANGE, name="v1"),
     layout(UPR, name="bare"),
     layout(DCP, "version", value=_MARKER_VALUE, name="v2.0", version=0),
     layout(DCP, "version", value=f"{_MARKER_VALUE} high_prepared_seqno purge_seqno", name="v2.2", version=2),
@@ -1173,9 +1165,6 @@ class SnapshotMarker(Request):
     end_seqno: Seqno | None = u64("end seqno", "the last seqno of the snapshot", default=None)
     flags: int | None = u32("flags", "where the snapshot comes from", names=SnapshotFlag, default=None)
     version: int | None = u8("version", "which form the value has", default=None)
-    value_start: Seqno | None = u64("start seqno", "as in v1", section=Section.VALUE, default=None)
-    value_end: Seqno | None = u64("end seqno", "as in v1", section=Section.VALUE, default=None)
-    value_flags: int | None = u32("flags", "as in v1", section=Section.VALUE, names=SnapshotFlag, default=None)
     max_visible_seqno: Seqno | None = u64(
         "max visible seqno", "the last change that clients may see", section=Section.VALUE, default=None
     )
@@ -1188,21 +1177,6 @@ class SnapshotMarker(Request):
     purge_seqno: Seqno | None = u64(
         "purge seqno", "tombstones up to here may be gone", section=Section.VALUE, default=None
     )
-
-    @property
-    def first(self) -> Seqno | None:
-        """Where the snapshot starts, in whichever version."""
-        return self.value_start if self.start_seqno is None else self.start_seqno
-
-    @property
-    def last(self) -> Seqno | None:
-        """Where the snapshot ends, in whichever version."""
-        return self.value_end if self.end_seqno is None else self.end_seqno
-
-    @property
-    def type(self) -> int | None:
-        """The flags, in whichever version."""
-        return self.value_flags if self.flags is None else self.flags
 
 
 _DRAFT_ITEM = "by_seqno rev_seqno flags expiry lock_time"

@@ -335,7 +335,6 @@ class _Walk:
         shown = label or spec.label
         names = None if label.endswith(_LISTED) else spec.names_in(self.dialect)
         meaning = names_of(names, number) if names else ""
-        flat = spec.section is Section.VALUE and not label
         return FieldView(
             name=machine_name(shown),
             label=shown,
@@ -343,7 +342,7 @@ class _Walk:
             length=length,
             value=number,
             meaning=meaning or (spec.zero if number == 0 else ""),
-            depth=0 if flat else 1,
+            depth=1,
         )
 
     def _wrong(self, at: int, text: str) -> None:

@@ -25,7 +25,7 @@ _REQUIRED: Any = dataclasses.MISSING
 
 
 class Section(Enum):
-    """The parts of a body, in the order of the wire."""
+    """The parts of a body, in the order of the wire. A field names its usual one; a layout may put it in another."""
 
     EXTRAS = "extras"
     ENGINE = "engine"
