@@ -14,15 +14,19 @@ from headrace.wire.dialects import Dialect
 from headrace.wire.fields import FieldSpec, Integer, Octets, Rule, Section, machine_name
 from headrace.wire.header import FLEXIBLE_MAGICS, MAGICS, Header
 from headrace.wire.limits import HEADER_BYTES
+from headrace.wire.message import Kind
 from headrace.wire.plan import Misfit, Plan, part_length, read_first, rows_of
 from headrace.wire.registry import ANSWERS, PLANS, kind_of, lookup, reply_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.wire.message import Kind, Message, Spec
+    from headrace.wire.message import Message, Spec
 
 _STREAM_OPCODES = range(0x40, 0x68)
+_MISDRAWN = (Dialect.UPR_DRAFT, Kind.RESPONSE, 0x5A)
+"""Set vbucket state, which upr-transport-draft.md:830 draws as a response that has a vbucket (E-DRAFT-14)."""
+
 _EXTRAS_LENGTH_AT = 4
 _COUNT_BYTES = 2
 _LISTED = "# listed"
@@ -92,8 +96,11 @@ def dissect(data: bytes, dialect: Dialect) -> Dissection:
         return _no_message(data, dialect)
     header = Header.parse(data)
     kind = kind_of(header.magic)
-    found = lookup(kind, header.opcode, dialect)
     problems = _header_problems(header, data)
+    if (dialect, kind, header.opcode) == _MISDRAWN and len(data) > HEADER_BYTES:
+        kind = Kind.REQUEST
+        problems.append(Problem(offset=0, text="the magic of a response over the fields of a request"))
+    found = lookup(kind, header.opcode, dialect)
     if found is None:
         name, spec = "unknown", None
         family = str(dialect) if header.opcode in _STREAM_OPCODES else "kv"
@@ -263,8 +270,10 @@ class _Walk:
                 at += size
         engine = self._numbers.get("engine_length", 0) if layout.engine else 0
         meta = self._numbers.get("meta_length", 0) if layout.meta else 0
-        if self._numbers.get("engine_length", 0) != engine:
-            self._wrong(self.header.framing_length, "these bytes are no engine-specific ones in this message")
+        stated = self._numbers.get("engine_length", 0)
+        if stated != engine:
+            text = f"engine length says {stated} bytes; laid out so, this message has no engine-specific part"
+            self._wrong(self.header.framing_length, text)
         yield from self._parts(Section.ENGINE, at, at + engine)
         at += engine
         key_end = at + (self.header.key_length if self.plan.key_rule is not Rule.MUST_NOT else 0)
