@@ -178,7 +178,7 @@ def measure_fresh_process() -> None:
     print(f"  {whole:.3f} s with the start and the end of Python itself")
 
 
-def display(path: Path) -> str:
+def display(path: Path | None) -> str:
     """A path below the home directory as people write it."""
     return str(path).replace(str(Path.home()), "~", 1)
 

@@ -9,6 +9,7 @@ from headrace.wire import (
     Dialect,
     Frame,
     FrameReader,
+    Header,
     Limits,
     Malformed,
     Message,
@@ -41,7 +42,9 @@ def check_reader(pieces: list[bytes], dialect: Dialect) -> list[Message]:
         if frame is not NEED_DATA:
             assert taken <= frame.offset < taken + _HEADER_BYTES
             reader.receive(bytes(_HEADER_BYTES))
-            assert _next(reader) is frame
+            again = _next(reader)
+            assert isinstance(again, RemoteProtocolError)
+            assert (again.text, again.offset) == (frame.text, frame.offset)
             break
     return found
 
@@ -69,8 +72,16 @@ def check_dissection(data: bytes, dialect: Dialect) -> None:
         assert 0 <= problem.offset <= len(data)
         assert " -" not in problem.text, "a negative count"
     assert fits(data, dialect) is _decodes(data, dialect)
-    if fits(data, dialect):
-        assert sum(view.length for view in dissection.fields) == len(data)
+    if _is_frame(data):
+        assert sum(view.length for view in dissection.fields) == len(data), "bytes that no field shows"
+
+
+def _is_frame(data: bytes) -> bool:
+    """Whether the header agrees with the bytes: then every byte has its place, be the message right or wrong."""
+    if len(data) < _HEADER_BYTES:
+        return False
+    header = Header.parse(data)
+    return header.problem(len(data)) is None and len(data) == _HEADER_BYTES + header.body_length
 
 
 def _decodes(data: bytes, dialect: Dialect) -> bool:

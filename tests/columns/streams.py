@@ -42,7 +42,9 @@ def values(draw: st.DrawFn) -> tuple[int, bytes]:
     datatype = draw(st.integers(0, 7) | st.sampled_from([0x40, 0xFF]))
     if draw(st.integers(0, 9)) == 0:
         return datatype, draw(st.binary(max_size=40))
-    value = draw(st.binary(max_size=40) | st.binary(max_size=8).map(lambda some: some * 40))
+    value = draw(st.just(b"") | st.binary(max_size=40) | st.binary(max_size=8).map(lambda some: some * 40))
+    if not value and draw(st.booleans()):
+        return datatype, deflate(value)
     if datatype & Datatype.XATTR:
         value = join_xattrs(draw(st.dictionaries(TEXTS, TEXTS, max_size=3)), value)
     if datatype & Datatype.SNAPPY:
@@ -63,8 +65,9 @@ def changes(draw: st.DrawFn, settings: Settings) -> bytes:
     if cls is c.SeqnoAdvanced:
         return encode(cls(**common), settings.dialect)
     if cls is c.SystemEvent:
-        name = draw(TEXTS | st.binary(max_size=3))
-        return encode(cls(**common, event=draw(U32), version=draw(st.integers(0, 2)), key=name, value=b"\x01"))
+        datatype, value = draw(values())
+        common |= {"key": draw(TEXTS | st.binary(max_size=3)), "datatype": datatype, "value": value}
+        return encode(cls(**common, event=draw(U32), version=draw(st.integers(0, 2))))
     datatype, value = draw(values())
     common |= {"rev_seqno": draw(U64), "key": draw(keys(settings)), "datatype": datatype}
     if cls is c.Mutation:

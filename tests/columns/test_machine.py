@@ -86,7 +86,24 @@ def test_cache_directory_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert machine.cache_directory() == tmp_path / "headrace"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert machine.cache_directory().parts[-2:] == (".cache", "headrace")
+    found = machine.cache_directory()
+    assert found is not None
+    assert found.parts[-2:] == (".cache", "headrace")
+
+
+def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch):
+    """A user without name and home decodes all the same."""
+
+    def homeless() -> Path:
+        raise RuntimeError
+
+    for variable in (machine.CACHE_VARIABLE, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pathlib.Path.home", homeless)
+    assert machine.cache_directory() is None
+    monkeypatch.setattr(machine, "_compile", lambda _: (_ for _ in ()).throw(ZeroDivisionError))
+    with pytest.raises(ZeroDivisionError):
+        machine.load.__wrapped__()
 
 
 def test_fingerprint_follows_the_sources(monkeypatch: pytest.MonkeyPatch):
@@ -100,6 +117,6 @@ def test_fingerprint_follows_the_sources(monkeypatch: pytest.MonkeyPatch):
 def test_kernel_compiles_anew_where_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """An empty cache is filled by one compilation."""
     monkeypatch.setenv(machine.CACHE_VARIABLE, str(tmp_path / "new"))
-    machine.kernel.__wrapped__()
+    machine.load.__wrapped__()
     (kept,) = (tmp_path / "new").iterdir()
     assert machine.read_kept(kept) is not None

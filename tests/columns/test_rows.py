@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.columns import Positions, Settings, decode_changes, schema, signed, unsigned
+from headrace.errors import LocalProtocolError
 from headrace.ids import CollectionId
 from headrace.wire import Dialect, catalogue, deflate, encode, encode_collection, join_xattrs
 
@@ -139,8 +140,56 @@ def test_what_cannot_be_read_is_refused_with_its_reason():
 
 def test_too_many_xattrs_are_refused():
     """A value with more xattrs than any item may have is refused before their number costs anything."""
-    pairs = {b"%d" % number: b"1" for number in range(4097)}
-    assert "more than 4096 xattrs" in refusal(mutation(), mutation(value=join_xattrs(pairs, b""), datatype=4))
+    many = b"".join(b"\0\0\0\x06" + b"%03d" % number + b"\x001\0" for number in range(513))
+    block = len(many).to_bytes(4) + many
+    assert "more than 512 xattrs" in refusal(mutation(), mutation(value=block, datatype=4))
+    long = (4 + 132).to_bytes(4) + (132).to_bytes(4) + b"n" * 129 + b"\x001\0"
+    assert "an xattr's name has 129 bytes" in refusal(mutation(), mutation(value=long, datatype=4))
+
+
+def test_system_events_keep_their_value():
+    """The value of a system event is its own: no bit of its datatype is undone."""
+    frame = encode(c.SystemEvent(by_seqno=1, event=0, version=0, key=b"n", value=b"\xff\xff", datatype=6))
+    assert only_row(frame)["value"] == b"\xff\xff"
+
+
+def test_a_block_that_inflates_to_nothing_has_no_xattrs():
+    """Xattrs are null where the inflated value is empty, also beside rows that have some."""
+    empty = mutation(value=deflate(b""), datatype=6)
+    full = mutation(value=join_xattrs({b"a": b"1"}, b""), datatype=4)
+    rows = decode_changes(empty + full, Settings(), Positions()).rows.to_pylist()
+    assert [row["xattrs"] for row in rows] == [None, [("a", "1")]]
+
+
+def test_settings_that_arrow_cannot_hold_are_refused():
+    """A limit past what Arrow's offsets can count, or of nothing, is the caller's mistake."""
+    make: Any = Settings
+    for name in ("body_bytes_max", "inflated_bytes_max", "rows_max", "value_bytes_max"):
+        for number in (0, 1 << 31):
+            with pytest.raises(LocalProtocolError, match=name):
+                make(**{name: number})
+    with pytest.raises(LocalProtocolError, match="keys is 'hex'"):
+        make(keys="hex")
+
+
+def test_large_messages_beside_rows_can_be_read():
+    """What the settings let in can be read, whatever the wire's own default is."""
+    frame = encode(c.Set(key=b"k", value=bytes(31 << 20)))
+    changes = decode_changes(frame, Settings(body_bytes_max=32 << 20), Positions())
+    message: Any = changes.controls[0].message
+    assert len(message.value) == 31 << 20
+
+
+def test_flow_control_counts_stream_messages_alone():
+    """Rows, markers and ends count for flow control; answers, noops and plain commands do not."""
+    counted = [
+        encode(c.SnapshotMarker(start_seqno=1, end_seqno=2, flags=1)),
+        mutation(),
+        encode(c.StreamEnd(reason=0)),
+    ]
+    free = [encode(c.DcpNoop()), encode(c.Noop()), encode(c.FailoverLog(opcode=0x54))]
+    changes = decode_changes(b"".join(counted + free), Settings(), Positions())
+    assert changes.flow_bytes == sum(map(len, counted))
 
 
 def test_binary_keys_are_read_as_they_are():

@@ -29,6 +29,7 @@ def outcome(changes: Any) -> dict[str, Any]:
         "schema": changes.rows.schema,
         "controls": [(each.row, each.message) for each in changes.controls],
         "consumed": changes.consumed_bytes,
+        "flow": changes.flow_bytes,
         "more": changes.more,
         "error": error and (error.text, error.offset),
     }

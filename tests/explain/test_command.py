@@ -16,8 +16,10 @@ from headrace.cli import app
 from headrace.cli import explain as explain_command
 from headrace.cli.explain import EXAMPLES, EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
 from headrace.explain import message_names
+from headrace.wire import Dialect, fits
 from tests.explain.packets import CONTRADICTORY, MUTATION, NOOP, one_way, pcapng, set_message, tcp
 from tests.explain.tools import json_lines, run
+from tests.wire.vectors import Captured, captures
 
 TABLE = """\
 Field        (offset) (value)
@@ -119,6 +121,85 @@ def test_json_of_bytes_and_of_no_message() -> None:
     assert (entries[0]["message"], entries[0]["opcode"], entries[0]["hex"]) == ("unreadable", None, "0001")
     value = entries[1]["fields"][-1]
     assert (value["value"], value["encoding"], value["hex"]) == ("ff00", "hex", "ff00")
+
+
+@pytest.mark.parametrize("data", [b"\x55" + NOOP[1:], NOOP[:10], b"\x80"], ids=["no magic", "half", "one byte"])
+def test_no_header_is_no_message(data: bytes) -> None:
+    """Bytes without a whole header are unreadable: no opcode, no kind, and one form in text."""
+    (entry,) = json_lines(run("--output", "json", data.hex()))
+    assert (entry["message"], entry["kind"], entry["opcode"]) == ("unreadable", None, None)
+    assert (entry["fields"], entry["hex"]) == ([], data.hex())
+    result = run(data.hex())
+    assert result.exit_code == 2
+    assert result.stdout.startswith(f"NO MESSAGE\nBytes: 0x{data.hex()}\n! byte ")
+    assert "       0| 0x" in run("--picture", data.hex()).stdout
+
+
+def test_garbage_before_a_message_is_no_message() -> None:
+    """Garbage has the form of any other bytes that are no message."""
+    assert "NO MESSAGE\nBytes: 0x5555\n! byte 0: 2 bytes begin" in run("5555" + MUTATION.hex()).stdout
+
+
+LEGAL_ELSEWHERE = {
+    "3.0.3/03b_dcp_malformed:25": ("upr", "stream_request"),
+    "4.1.2/03b_dcp_malformed:25": ("upr", "stream_request"),
+    "4.1.2/07b_consumer_errors:89": ("upr", "mutation"),
+    "4.1.2/07b_consumer_errors:135": ("upr-draft", "snapshot_end"),
+}
+"""What is wrong in DCP and, seen alone, a right message of an older dialect."""
+
+MALFORMED = [one for one in captures() if not fits(one.wire, Dialect.DCP)]
+
+
+@pytest.mark.parametrize("one", MALFORMED, ids=lambda one: one.id)
+def test_what_was_sent_wrong_on_purpose_is_told(one: Captured) -> None:
+    """A malformed frame of the captures, pasted alone, is shown with its problem under its name."""
+    found = {choice: run("--output", "json", "--dialect", choice, one.wire.hex()) for choice in ("dcp", "auto")}
+    if one.id in LEGAL_ELSEWHERE:
+        (entry,) = json_lines(found.pop("auto"))
+        assert (entry["dialect"], entry["message"]) == LEGAL_ELSEWHERE[one.id]
+    for result in found.values():
+        (entry,) = json_lines(result)
+        assert result.exit_code == 2
+        assert entry["problems"]
+        assert entry["message"] != "unknown"
+
+
+def test_malformed_frames_are_there() -> None:
+    """The captures hold frames that were sent wrong on purpose."""
+    assert len(MALFORMED) > 40
+    assert set(LEGAL_ELSEWHERE) <= {one.id for one in MALFORMED}
+
+
+def test_places_of_hex_arguments() -> None:
+    """Several messages on a command line are told apart by their places, a lone one needs none."""
+    assert "#" not in run(NOOP.hex()).stdout
+    result = run((NOOP + MUTATION).hex())
+    assert "# argument 1, hex, 24 bytes" in result.stdout
+    assert "# byte 24 of argument 1, hex, 65 bytes" in result.stdout
+
+
+def test_places_in_a_file(tmp_path: Path) -> None:
+    """The text for a file of messages says at which byte each of them begins."""
+    path = tmp_path / "stream.bin"
+    path.write_bytes(NOOP + MUTATION)
+    result = run(path)
+    assert "# byte 0 of stream.bin, 24 bytes" in result.stdout
+    assert "# byte 24 of stream.bin, 65 bytes" in result.stdout
+
+
+def test_port_without_a_packet_capture() -> None:
+    """Whoever names a port for something else than a packet capture is told that it does nothing."""
+    assert "note: hex is no packet capture; --port is ignored\n" in run("--port", "11210", NOOP.hex()).stderr
+    assert "note: standard input is no packet capture" in run("--port", "11210", data=NOOP).stderr
+    assert "ignored" not in run("--port", "11210", data=one_way(tcp(1, NOOP))).stderr
+
+
+def test_only_shown_messages_count() -> None:
+    """A problem in a message that is not shown does not change the exit code."""
+    arguments = ["--dialect", "upr", MUTATION.hex(), NOOP.hex()]
+    assert run(*arguments).exit_code == 2
+    assert run("--only", "noop", *arguments).exit_code == 0
 
 
 def test_terminal_is_safe() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.explain import Explained, explain
+from headrace.explain import Explained, explain, limits
 from headrace.explain import hextext as hextext_module
 from headrace.explain import inputs as inputs_module
 from headrace.explain import source as source_module
@@ -82,12 +82,12 @@ def test_dump_of_tshark() -> None:
     """Rows with short offsets and a column of characters after three spaces are read."""
     text = "0000  80 0a 00 00 00 00 00 00 00 00 00 00 00 00 00 07   ................\n"
     text += "0010  00 00 00 00 00 00 00 00                           ........\n"
-    assert read_text(text + "\n" + text) == [(1, NOOP), (4, NOOP)]
+    assert read_text(text + "\n" + text) == [("the dump at line 1", NOOP), ("the dump at line 4", NOOP)]
 
 
 def test_dump_whose_repetition_is_too_long() -> None:
-    """A `*` that stands for more than the limit is refused by its name."""
-    with pytest.raises(InputError, match="TEXT_BYTES_MAX"):
+    """A `*` that stands for more than the limit is refused with the limit and the way out."""
+    with pytest.raises(InputError, match=r"a dump may have 16 MiB \(16777216 bytes\).*xxd -r"):
         read_text("00000000  80 0a\n*\nf0000000\n")
 
 
@@ -111,7 +111,10 @@ def test_pictures_are_read_back() -> None:
     Field        (offset) (value)
        0|       80      |    40 ('@')   |
     """
-    assert read_text(text) == [(4, b"\x80\x0a\x00\x6e\x7c"), (8, b"\x80\x40")]
+    assert read_text(text) == [
+        ("the picture at line 4", b"\x80\x0a\x00\x6e\x7c"),
+        ("the picture at line 8", b"\x80\x40"),
+    ]
 
 
 def test_picture_with_a_row_missing() -> None:
@@ -194,25 +197,107 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         list(read_inputs([str(path)]))
 
 
-def test_size_limits_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file, a text or a line past its limit is refused with the limit's name."""
+def test_size_limits_are_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file, a text or a line past its limit is refused with the limit and the way out."""
     path = tmp_path / "large"
     path.write_bytes(NOOP * 10)
     monkeypatch.setattr(inputs_module, "FILE_BYTES_MAX", 100)
-    with pytest.raises(InputError, match="FILE_BYTES_MAX"):
+    with pytest.raises(InputError, match=r"longer than 100 bytes, .* editcap -c 100000 big\.pcap part\.pcap"):
         list(read_inputs([str(path)]))
     monkeypatch.setattr(inputs_module, "TEXT_BYTES_MAX", 10)
-    with pytest.raises(InputError, match="TEXT_BYTES_MAX"):
+    with pytest.raises(InputError, match=r"longer than 10 bytes, the most for hex; .* xxd -r -p"):
         shown(NOOP.hex().encode())
     monkeypatch.setattr(hextext_module, "TEXT_LINES_MAX", 2)
-    with pytest.raises(InputError, match="TEXT_LINES_MAX"):
+    with pytest.raises(InputError, match=r"more than 2 lines, .* xxd -r -p"):
         read_text("80\n" * 3)
     monkeypatch.setattr(source_module, "LINE_BYTES_MAX", 10)
-    with pytest.raises(InputError, match="LINE_BYTES_MAX"):
+    with pytest.raises(InputError, match="a line longer than 10 bytes"):
         shown(b'{"dir": "note", "text": "long"}')
     monkeypatch.setattr(source_module, "FILE_BYTES_MAX", 100)
-    with pytest.raises(InputError, match="FILE_BYTES_MAX"):
+    with pytest.raises(InputError, match=r"longer than 100 bytes, .* editcap"):
         shown(NOOP * 10)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (limits.FILE_BYTES_MAX, "1 GiB (1073741824 bytes)"),
+        (limits.TEXT_BYTES_MAX, "16 MiB (16777216 bytes)"),
+        (2048, "2 KiB (2048 bytes)"),
+        (1500, "1500 bytes"),
+    ],
+)
+def test_sizes_in_words(count: int, words: str) -> None:
+    """A size is written in the largest unit that divides it, and in bytes."""
+    assert limits.size(count) == words
+
+
+def test_closed_and_broken_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard input that is closed, or that the system cannot read, is refused with the reason."""
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InputError, match="standard input is closed"):
+        list(read_inputs(["-"]))
+
+    class Broken(io.BytesIO):
+        def read1(self, _: int | None = -1, /) -> bytes:
+            raise OSError(5, "no")
+
+    with pytest.raises(InputError, match="standard input cannot be read: Input/output error"):
+        list(read_inputs(["-"], standard_input=Broken()))
+
+
+def _origins(*arguments: str, data: bytes = b"") -> list[str]:
+    events = read_inputs(arguments, standard_input=io.BytesIO(data))
+    return [each.origin for each in explain(events) if isinstance(each, Explained)]
+
+
+def test_origins_in_binary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message of a binary input is found at a byte, in a small input and in a large one, after garbage too."""
+    data = NOOP + MUTATION + b"\x01\x02\x03" + NOOP + MUTATION
+    places = [f"byte {place} of standard input" for place in (0, 24, 92, 116)]
+    assert _origins("-", data=data) == places  # what follows a message in a small input belongs to it
+    monkeypatch.setattr(inputs_module, "WHOLE_BYTES_MAX", 50)
+    monkeypatch.setattr(source_module, "CHUNK_BYTES", 7)
+    garbage = "byte 89 of standard input"
+    assert _origins("-", data=data) == [*places[:2], garbage, *places[2:]]
+
+
+def test_origins_in_hex_arguments() -> None:
+    """A message in hex is found in its argument, and at its byte there if it is not the first."""
+    assert _origins(NOOP.hex()) == ["argument 1"]
+    assert _origins((NOOP + MUTATION).hex(), NOOP.hex()) == ["argument 1", "byte 24 of argument 1", "argument 2"]
+    joined = (NOOP + MUTATION).hex()
+    assert _origins(joined[:20], joined[20:60], joined[60:]) == ["argument 1", "byte 14 of argument 2"]
+
+
+def test_origins_in_text() -> None:
+    """A message in hex text is found on its line, and at its byte there if it is not the first."""
+    wrapped = "\n".join((NOOP + MUTATION).hex()[place : place + 60] for place in range(0, 178, 60))
+    assert _origins("-", data=wrapped.encode()) == ["line 1 of standard input", "byte 24 of line 1 of standard input"]
+    dump = (
+        "0000  80 0a 00 00 00 00 00 00 00 00 00 00 00 00 00 07\n0010  00 00 00 00 00 00 00 00 80 0a 00 00 00 00 00 00"
+    )
+    dump += "\n0020  00 00 00 00 00 00 00 07 00 00 00 00 00 00 00 00\n"
+    first = "the dump at line 1 of standard input"
+    assert _origins("-", data=dump.encode()) == [first, f"byte 24 of {first}"]
+    line = json.dumps({"dir": "c2s", "hex": (NOOP + NOOP).hex()}).encode()
+    assert _origins("-", data=line) == ["line 1 of standard input", "byte 24 of line 1 of standard input"]
+
+
+def test_origins_of_a_message_that_two_lines_share() -> None:
+    """A message is found where it begins; what follows it on the second line is found there."""
+    halves = (NOOP + MUTATION[:40]).hex(), (MUTATION[40:] + NOOP).hex()
+    lines = b"\n".join(json.dumps({"dir": "c2s", "hex": half}).encode() for half in halves)
+    first, second = "line 1 of standard input", "line 2 of standard input"
+    assert _origins("-", data=lines) == [first, f"byte 24 of {first}", f"byte 25 of {second}"]
+
+
+@pytest.mark.parametrize("text", [b"\x01", b"\x01\x02"])
+def test_one_is_no_plural(text: bytes) -> None:
+    """One byte begins no message, two begin none."""
+    words = "1 byte that begins no message" if len(text) == 1 else "2 bytes that begin no message"
+    with pytest.raises(InputError, match=words):
+        shown(text)
 
 
 def test_large_binary_is_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +362,7 @@ def test_capture_lines() -> None:
         (b"[]", "must be a JSON object"),
         ({"dir": "up", "hex": ""}, '"dir" is'),
         ({"dir": "c2s"}, '"hex" must hold'),
-        ({"dir": "c2s", "hex": "8"}, "1 hex digits"),
+        ({"dir": "c2s", "hex": "8"}, "1 hex digit is half"),
     ],
 )
 def test_damaged_capture_lines(line: object, words: str) -> None:

@@ -70,6 +70,23 @@ def test_a_whole_piece_may_begin_with_garbage() -> None:
     assert _cuts(_piece(b"\x00\x01" + MUTATION, whole=True)) == [(False, b"\x00\x01"), (True, MUTATION)]
 
 
+LIAR = bytes.fromhex("8001000000000000ffffffff000000000000000000000000")
+
+
+def test_a_header_that_promises_too_much_swallows_nothing() -> None:
+    """In a small input, a body larger than any server takes ends where the next good message begins."""
+    assert _cuts(_piece(NOOP + LIAR + b"rest" + MUTATION + NOOP, whole=True)) == [
+        (True, NOOP),
+        (True, LIAR + b"rest"),
+        (True, MUTATION),
+        (True, NOOP),
+    ]
+    assert _cuts(_piece(LIAR + b"rest", whole=True)) == [(True, LIAR + b"rest")]
+    found = messages(NOOP + LIAR + MUTATION)
+    assert names(found) == ["noop", "set", "mutation"]
+    assert [bool(each.problems) for each in found] == [False, True, False]
+
+
 def test_a_stream_that_ends_early() -> None:
     """The last message of a stream is shown as far as it goes."""
     assert _cuts(_piece(NOOP + MUTATION[:30])) == [(True, NOOP), (True, MUTATION[:30])]
@@ -128,6 +145,36 @@ def test_auto_dialect_of_a_message_that_fits_nowhere() -> None:
     judge.decide()
     judge.decide()
     assert judge.dialect_of(UPR_MUTATION) is Dialect.UPR
+
+
+def test_a_dialect_that_lacks_an_opcode_does_not_win() -> None:
+    """An opcode that a dialect lacks is worse than any problem, and undoes one message that fits."""
+    control_with_extras = bytes.fromhex("805e0001040000000000000600000000000000000000000000000000") + b"kv"
+    draft_only = bytes.fromhex("805500000000000000000000000000000000000000000000")  # a snapshot end
+    for conversation in ([control_with_extras], [draft_only, control_with_extras]):
+        found = messages("\n".join(each.hex() for each in conversation).encode())
+        assert {each.dialect for each in found} == {"dcp"}
+        assert found[-1].message == "control"
+        assert found[-1].problems
+    system_event = bytes.fromhex("805f00000000000000000000000000000000000000000000")
+    found = messages("\n".join(each.hex() for each in [*[UPR_MUTATION] * 3, system_event]).encode())
+    assert [each.dialect for each in found] == ["upr"] * 4
+
+
+@pytest.mark.parametrize("opcode", range(0x50, 0x66), ids=hex)
+def test_a_bare_header_is_known(opcode: int) -> None:
+    """A lone header with any opcode of the family is a message that some dialect knows."""
+    (found,) = messages(bytes([0x80, opcode, *bytes(22)]).hex().encode())
+    assert found.dissection is not None
+    assert found.dissection.known
+
+
+def test_bytes_without_a_magic_do_not_judge() -> None:
+    """Bytes that are no message say nothing about the dialect."""
+    judge = DialectJudge()
+    judge.hear(b"\x55" + UPR_MUTATION[1:])
+    judge.decide()
+    assert judge.dialect_of(b"\x55" + UPR_MUTATION[1:]) is Dialect.DCP
 
 
 def test_fixed_dialect_is_taken_at_its_word() -> None:

@@ -140,6 +140,13 @@ def test_gap_inside_a_message_keeps_the_next() -> None:
     assert not found[1].problems
 
 
+def test_a_gap_of_one_byte() -> None:
+    """One byte is missing, not are."""
+    long = set_message(b"key", b"v" * 200)
+    found = messages(one_way(tcp(1, long[:100]), tcp(102, long[101:])))
+    assert found[0].problems[-1].text == "1 byte is missing from the input here"
+
+
 def test_gap_over_a_boundary_resynchronises() -> None:
     """Where a header is missing, reading goes on at the next one that makes sense."""
     stream = NOOP + set_message(b"key", b"v" * 20) + MUTATION + NOOP
@@ -268,7 +275,7 @@ def test_a_header_that_promises_too_much() -> None:
         (pcap([])[:10], "file header needs 24 bytes"),
         (pcap([NOOP])[:30], "ends inside a record header"),
         (pcap([NOOP])[:-3], "the file ends after 21"),
-        (pcap([]) + struct.pack("<IIII", 0, 0, 2**31, 1), "PACKET_BYTES_MAX"),
+        (pcap([]) + struct.pack("<IIII", 0, 0, 2**31, 1), "at most 1 MiB (1048576 bytes)"),
         (pcapng([])[:6], "section header without"),
         (pcapng([]) + b"\x06\x00\x00", "ends inside a block header"),
         (pcapng([]) + struct.pack("<II", 6, 7), "claims 7 bytes"),
@@ -290,12 +297,12 @@ def test_packets_before_the_damage_are_read() -> None:
     assert len(found) == 2
 
 
-def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too many packets or connections are refused with the name of the limit."""
+def test_limits_are_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many packets or connections are refused with the limit and the way out."""
     data = one_way(tcp(1, NOOP), tcp(1, NOOP, ports=(50001, 11210)))
     monkeypatch.setattr(tcp_module, "CONNECTIONS_MAX", 1)
-    with pytest.raises(InputError, match="CONNECTIONS_MAX"):
+    with pytest.raises(InputError, match=r"more than 1 connections, .* --port, or split it: editcap -c"):
         shown(data)
     monkeypatch.setattr(pcap_module, "PACKETS_MAX", 1)
-    with pytest.raises(InputError, match="PACKETS_MAX"):
+    with pytest.raises(InputError, match=r"more than 1 packets, .* split it: editcap -c"):
         shown(data)

@@ -66,7 +66,7 @@ def content(case: Case, spec: FieldSpec) -> st.SearchStrategy[Any]:
         return unsigned(8 * spec.kind.size)
     if isinstance(spec.kind, Rows):
         return rows(spec.kind)
-    if spec.section is Section.KEY:
+    if spec is case.cls.spec.fields.get(case.layout.key):
         return st.binary(min_size=int(spec.rule is Rule.MUST), max_size=40)
     if spec.section is Section.ENGINE and case.layout.name == "other engine":
         # Bytes of these lengths, or none, are what the layouts before this one read.
@@ -109,7 +109,7 @@ def sample(case: Case, number: int = 0) -> Message:
         elif isinstance(field.kind, Rows):
             values[name] = ()
         else:
-            values[name] = b"k" if field.section is Section.KEY and field.rule is Rule.MUST else b""
+            values[name] = b"k" if name == case.layout.key and field.rule is Rule.MUST else b""
     return case.cls(layout=case.layout.name, **values)
 
 

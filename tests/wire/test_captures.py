@@ -39,7 +39,7 @@ MALFORMED: dict[tuple[tuple[str, ...], str, int], tuple[int, str]] = {
     (NEWER, "07b_consumer_errors", 103): (4, "extras of 16 bytes; it takes 1 or 20"),  # snapshot marker
     (NEWER, "07b_consumer_errors", 109): (4, "extras of 4 bytes; it takes 1"),  # set vbucket state
     (NEWER, "07b_consumer_errors", 135): (4, "extras of 0 bytes; it takes 4"),  # stream end without a reason
-    (NEWER, "07b_consumer_errors", 209): (24, "7 bytes are no whole number of failover log"),
+    (NEWER, "07b_consumer_errors", 209): (24, "7 bytes are no failover log"),
 }
 WRONG = {
     f"{server}/{scenario}:{line}": problem

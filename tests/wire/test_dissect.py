@@ -103,4 +103,4 @@ def test_rows_that_do_not_divide_are_shown_as_far_as_they_go():
     log = bytes.fromhex("815400000000000000000013000000000000000000000000") + bytes(range(19))
     shown = dissect(log, Dialect.DCP)
     assert labels(shown) == ["vb UUID", "vb seqno", "Unexplained"]
-    assert problems(shown) == [(24, "19 bytes are no whole number of failover log")]
+    assert problems(shown) == [(24, "19 bytes are no failover log: at most 1024 rows of 16 bytes")]

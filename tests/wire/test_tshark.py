@@ -132,6 +132,10 @@ EXCUSED = (
     Excuse(
         warning="extras", opcodes=frozenset({0xA2, 0xA3, 0xA8, 0xA9, 0xD0, 0xD1}), extras=frozenset({16}), answer=True
     ),
+    # User flags beside the expiry of a multi-path write (kv: daemon/subdocument_parser.h takes 8 and 9 bytes).
+    Excuse(warning="no extras allowed", opcodes=frozenset({0xD1}), extras=frozenset({8, 9})),
+    # A rollback with its seqno as extras, as UPR draws it; it is read and never sent by choice.
+    Excuse(warning="extras", opcodes=frozenset({0x53}), extras=frozenset({8}), answer=True, only_failed=True),
     # It wants a success's extras, key and value in every answer; servers send errors without (any capture with one).
     Excuse(warning="extras wanted", opcodes=ANY, extras=frozenset({0}), answer=True, only_failed=True),
     Excuse(warning="value wanted", opcodes=ANY, answer=True, only_failed=True),

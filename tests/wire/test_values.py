@@ -240,7 +240,7 @@ def test_a_block_that_holds_less_than_it_claims_is_refused(monkeypatch: pytest.M
         (StreamEndReason, 2, "state changed"),
         (SnapshotFlag, 0x05, "memory, checkpoint"),
         (SnapshotFlag, 0, ""),
-        (SnapshotFlag, 0x8000_0001, "memory"),
+        (SnapshotFlag, 0x8000_0001, "memory, 0x80000000"),
         (Datatype, 0x07, "json, snappy, xattr"),
         (Feature, 0x12, "collections"),
     ],

@@ -9,7 +9,9 @@ import typer
 
 from headrace.cli import app
 from headrace.cli import explain as command
-from headrace.explain import Explained, explain, read_inputs, render_json
+from headrace.cli.output import EXIT_OUTPUT
+from headrace.explain import Explained, explain, limits, read_inputs, render_json
+from headrace.wire.limits import BODY_BYTES_MAX
 from tools.reference.markdown import bullets, fenced, page, table
 
 SOURCE = "src/headrace/cli"
@@ -19,21 +21,66 @@ _UNREADABLE = Explained(
     dialect="dcp", dissection=None, data=b"\xff", problems=(), connection="", direction=None, origin=""
 )
 _EXIT_CODES = {
-    command.EXIT_FINE: "every message is in order",
-    command.EXIT_PROBLEMS: "a message has a problem, part of the input could not be read, or the command line is wrong",
+    command.EXIT_FINE: "every message shown is in order",
+    command.EXIT_PROBLEMS: "a message shown has a problem, part of the input could not be read, "
+    "or the command line is wrong",
+    EXIT_OUTPUT: "the output cannot be written: standard output is closed, or its disk is full",
     command.EXIT_INTERRUPTED: "interrupted from the keyboard",
     command.EXIT_BROKEN_PIPE: "whoever read the output left",
 }
+_EXIT_RULE = (
+    "Only messages that are shown count: one that `--only`, `--limit` or `--port` leaves out may have a problem, and "
+    "the exit code is still 0. Damage to the input itself, such as a line that is no JSON or a packet that is cut "
+    "off, counts wherever the input was read; `--limit` stops reading."
+)
+_SPLIT = f"split it: `{limits.SPLIT_CAPTURE}`"
+LIMITS = {
+    "FILE_BYTES_MAX": ("one input, a file or standard input", f"{_SPLIT} for a packet capture"),
+    "TEXT_BYTES_MAX": (
+        "hex text and dumps",
+        f"turn it into bytes: `{limits.TEXT_TO_BINARY}` for hex, `xxd -r` for a dump",
+    ),
+    "TEXT_LINES_MAX": ("lines of hex text and dumps", "likewise"),
+    "LINE_BYTES_MAX": ("a line of a JSON-lines capture", "write each message on a line of its own"),
+    "PACKETS_MAX": ("packets of one capture", _SPLIT),
+    "PACKET_BYTES_MAX": ("one packet", "none: a larger length is damage, and the packets before it are read"),
+    "CONNECTIONS_MAX": ("connections of one capture", f"`--port`, or {_SPLIT}"),
+    "FAULTS_MAX": ("damaged lines of one capture", "none: such a file is no capture; the lines before are read"),
+}
+"""The limits that end the reading of an input: what they bound, and the way out."""
+
+SILENT_LIMITS = {
+    "WHOLE_BYTES_MAX": "a binary input up to this size may be one message that contradicts its header; in a larger "
+    "one, headers are believed",
+    "REASSEMBLY_BYTES_MAX": "so much of one direction of a connection waits for a lost segment",
+    "REASSEMBLY_SEGMENTS_MAX": "so many segments wait likewise",
+    "JUDGED_MESSAGES_MAX": "so many messages of a conversation are looked at to find its dialect",
+    "HELD_MESSAGES_MAX": "so many messages wait for that, over all conversations",
+    "HELD_BYTES_MAX": "so many bytes of messages wait likewise",
+}
+"""The limits past which reading goes on in another manner."""
+
+_ORIGINS = ", ".join(
+    f"`{each}`"
+    for each in (
+        "argument 1",
+        "byte 24 of argument 1",
+        "byte 5005 of stream.bin",
+        "line 3 of notes.txt",
+        "byte 24 of the dump at line 1 of notes.txt",
+        "frame 7 of changes.pcap",
+    )
+)
 OBJECT_KEYS = {
     "dialect": ("string", "`tap`, `upr-draft`, `upr`, `dcp`, or `kv` for what all dialects share"),
     "message": ("string", "name in the catalogue; `unknown` for an unknown opcode, `unreadable` for no message"),
-    "kind": ("string or null", "`request`, `response`, `server_request`, `server_response`; `unknown` without a magic"),
-    "opcode": ("number or null", "the opcode"),
+    "kind": ("string or null", "`request`, `response`, `server_request`, `server_response`; null with `unreadable`"),
+    "opcode": ("number or null", "the opcode; null with `unreadable`"),
     "fields": ("list", "the fields in the order of the bytes, see below"),
     "problems": ("list", "what is wrong: `offset` in the message, and `text` for people; empty when in order"),
     "connection": ("string", "which conversation the message belongs to"),
     "direction": ("string or null", "`c2s` from the client, `s2c` from the server, null where the input does not tell"),
-    "origin": ("string", "where in the input the message was found"),
+    "origin": ("string", f"where in the input the message begins: {_ORIGINS}; bytes count from 0, all else from 1"),
     "length": ("number", "how many bytes it has"),
     "hex": ("string", "the bytes; only with `unreadable`"),
 }
@@ -71,6 +118,8 @@ def explain_page() -> str:
         fenced(_examples(), "sh"),
         "## Exit codes",
         table(["code", "when"], ([str(code), text] for code, text in _EXIT_CODES.items())),
+        _EXIT_RULE,
+        *_limit_parts(),
         *_json_parts(),
     )
 
@@ -109,6 +158,26 @@ def _check_contract() -> None:
     for written, known in ((objects, OBJECT_KEYS), (fields, FIELD_KEYS)):
         keys = {key for each in written for key in each}
         assert keys == set(known), f"docs/reference/explain.md and the program differ in {keys ^ set(known)}"
+
+
+def _limit(name: str) -> str:
+    value: int = getattr(limits, name)
+    return limits.size(value) if "BYTES" in name else str(value)
+
+
+def _limit_parts() -> list[str]:
+    known = {name for name in vars(limits) if name.endswith("_MAX")}
+    assert known == {*LIMITS, *SILENT_LIMITS}, f"docs/reference/explain.md lacks {known ^ {*LIMITS, *SILENT_LIMITS}}"
+    huge = limits.size(BODY_BYTES_MAX)
+    return [
+        "## Limits\n\nAn input past one of these ends with a sentence and exit code 2:",
+        table(
+            ["of what", "at most", "the way out"], ([text, _limit(name), out] for name, (text, out) in LIMITS.items())
+        ),
+        "Past one of these, reading goes on:",
+        table(["at most", "what it means"], ([_limit(name), text] for name, text in SILENT_LIMITS.items())),
+        f"A header with a body of more than {huge} is believed by no server: reading goes on at the next good one.",
+    ]
 
 
 def _json_parts() -> list[str]:

@@ -1,11 +1,15 @@
 """The program `headrace` and its commands."""
 
+import os
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from headrace import __version__
 from headrace.cli.explain import EPILOG, explain
+from headrace.cli.output import EXIT_OUTPUT, say, silence
 
 app = typer.Typer(
     name="headrace",
@@ -38,4 +42,11 @@ app.command(epilog=EPILOG)(explain)
 
 def main() -> None:
     """Run the program; the console script and `python -m headrace` both come here."""
-    app(prog_name="headrace")
+    if sys.stderr is None:  # closed by the shell (2>&-): words go nowhere, and never among the data
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it stays open to the end
+    try:
+        app(prog_name="headrace")
+    except OSError as error:  # a command has a seam of its own: this is help or the version on a full disk
+        silence(sys.stdout)
+        say(f"headrace: standard output cannot be written: {os.strerror(error.errno or 0)}")
+        sys.exit(EXIT_OUTPUT)

@@ -1,18 +1,26 @@
 """`headrace explain`: what captured bytes mean, message by message."""
 
-import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TimeRemainingColumn
 
-from headrace.cli.output import JsonOutput, Output, OutputFormat, TextOutput
+from headrace.cli.output import (
+    EXIT_OUTPUT,
+    JsonOutput,
+    Output,
+    OutputError,
+    OutputFormat,
+    TextOutput,
+    say,
+    silence,
+)
 from headrace.explain import (
     STANDARD_INPUT,
     Comment,
@@ -81,6 +89,16 @@ class _Tally:
         return EXIT_PROBLEMS if self.with_problems or self.faults else EXIT_FINE
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """What the user wants to see, and how it is to be read."""
+
+    dialect: Dialect | None
+    port: int | None
+    only: list[str] | None
+    limit: int | None
+
+
 def explain(  # noqa: PLR0913 - each option is a parameter
     inputs: Annotated[
         list[str] | None,
@@ -114,35 +132,51 @@ def explain(  # noqa: PLR0913 - each option is a parameter
     """Explain captured bytes: every field of every message, its offset, value and meaning.
 
     Problems are lines with a "!" (text) or entries of "problems" (json). The exit code is 0 when every
-    message is in order, and 2 when one has a problem, or the input cannot be read.
+    message shown is in order, and 2 when one has a problem, or the input cannot be read. Messages that --only,
+    --limit or --port leave out do not count.
     """
     arguments = inputs or [STANDARD_INPUT]
-    style = TextStyle(picture=picture, full=full, located=not all(map(is_hex, arguments)))
-    shown_by: Output = TextOutput(style) if output is OutputFormat.TEXT else JsonOutput()
+    chosen = None if dialect is DialectChoice.AUTO else Dialect(dialect)
+    style = TextStyle(picture=picture, full=full)
+    try:
+        shown_by = TextOutput(style) if output is OutputFormat.TEXT else JsonOutput()
+        code = _explain(arguments, _Choice(dialect=chosen, port=port, only=only, limit=limit), shown_by)
+    except BrokenPipeError:
+        silence(sys.stdout)
+        code = EXIT_BROKEN_PIPE
+    except OutputError as error:
+        silence(sys.stdout)
+        say(f"headrace explain: {error}")
+        code = EXIT_OUTPUT
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    raise typer.Exit(code)
+
+
+def _explain(arguments: list[str], choice: _Choice, output: Output) -> int:
+    """Show what the arguments hold; return the exit code."""
     tally = _Tally()
     try:
-        wanted = check_names(only) if only else None
+        wanted = check_names(choice.only) if choice.only else None
         if arguments == [STANDARD_INPUT] and _typed():
-            shown_by.say("Reading hex from the terminal; end it with Ctrl-D.")
-        chosen = None if dialect is DialectChoice.AUTO else Dialect(dialect)
+            output.say("Reading hex from the terminal; end it with Ctrl-D.")
         with _progress(arguments) as on_read:
-            events = read_inputs(arguments, port=port, on_read=on_read)
-            _show(explain_events(events, chosen), shown_by, tally, wanted=wanted, limit=limit)
-        shown_by.close()
-        shown_by.say(tally.summary())
+            events = read_inputs(arguments, port=choice.port, on_read=on_read)
+            shown: Iterable[Shown] = explain_events(events, choice.dialect)
+            if all(map(is_hex, arguments)):  # a command line is short: all of it fits in memory
+                shown = list(shown)
+                if sum(isinstance(each, Explained) for each in shown) == 1:
+                    output.omit_places()
+            _show(shown, output, tally, wanted=wanted, limit=choice.limit)
+        output.say(tally.summary())
     except InputError as error:
-        shown_by.say(f"headrace explain: {error}")
-        raise typer.Exit(EXIT_PROBLEMS) from None
-    except BrokenPipeError:
-        _silence_stdout()
-        raise typer.Exit(EXIT_BROKEN_PIPE) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    raise typer.Exit(tally.exit_code())
+        output.say(f"headrace explain: {error}")
+        return EXIT_PROBLEMS
+    return tally.exit_code()
 
 
 def _show(
-    shown: Iterator[Shown], output: Output, tally: _Tally, *, wanted: frozenset[str] | None, limit: int | None
+    shown: Iterable[Shown], output: Output, tally: _Tally, *, wanted: frozenset[str] | None, limit: int | None
 ) -> None:
     for each in shown:
         if isinstance(each, Explained):
@@ -164,11 +198,15 @@ def _show(
 
 
 def _typed() -> bool:
-    return sys.stdin.isatty()
+    return _is_terminal(sys.stdin)
 
 
 def _watched() -> bool:
-    return sys.stderr.isatty() and not sys.stdout.isatty()
+    return _is_terminal(sys.stderr) and not _is_terminal(sys.stdout)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
 
 
 @contextmanager
@@ -182,12 +220,3 @@ def _progress(arguments: list[str]) -> Iterator[OnRead | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("reading", total=total)
         yield lambda count: progress.advance(task, count)
-
-
-def _silence_stdout() -> None:
-    """Let the interpreter's last flush go nowhere: whoever read us has left."""
-    try:
-        stdout = sys.stdout.fileno()
-    except (OSError, ValueError):  # not a real file, as in a test
-        return
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)

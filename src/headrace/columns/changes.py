@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from headrace.columns import slots as s
-from headrace.columns.schema import SNAPSHOT_TYPES, TEXT_KEYS, signed
+from headrace.columns.schema import BINARY_KEYS, SNAPSHOT_TYPES, TEXT_KEYS, signed
+from headrace.errors import LocalProtocolError
 from headrace.wire.codec import decode
 from headrace.wire.dialects import Dialect
-from headrace.wire.limits import BODY_BYTES_MAX, INFLATED_BYTES_MAX
+from headrace.wire.header import Frame, Header
+from headrace.wire.limits import BODY_BYTES_MAX, HEADER_BYTES, INFLATED_BYTES_MAX
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,6 +30,7 @@ ROWS_MAX = 1 << 20
 VALUE_BYTES_MAX = 256 * 1024 * 1024
 """How many bytes of values, inflated, one batch may hold; a single larger value makes a batch of its own."""
 
+_ARROW_MAX = (1 << 31) - 1
 NO_SNAPSHOT = len(SNAPSHOT_TYPES)
 
 
@@ -46,6 +49,13 @@ class Settings:
     inflated_bytes_max: int = INFLATED_BYTES_MAX
     rows_max: int = ROWS_MAX
     value_bytes_max: int = VALUE_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        for name in ("body_bytes_max", "inflated_bytes_max", "rows_max", "value_bytes_max"):
+            if not 1 <= getattr(self, name) <= _ARROW_MAX:
+                raise LocalProtocolError(f"{name} is {getattr(self, name)}; it has to lie in 1..{_ARROW_MAX}")
+        if self.keys not in (TEXT_KEYS, BINARY_KEYS):
+            raise LocalProtocolError(f"keys is {self.keys!r}; it has to be {TEXT_KEYS!r} or {BINARY_KEYS!r}")
 
 
 class Positions:
@@ -108,12 +118,16 @@ class Controls(Sequence[Beside]):
             return [self[each] for each in range(*index.indices(len(self)))]
         place = range(len(self))[index]
         frame = self._data[self._starts[place] : self._starts[place + 1]]
-        return Beside(int(self._rows[place]), decode(frame, self._dialect))
+        # The kernel has checked the header by the settings' limits: it is not to be measured by others again.
+        message = decode(Frame(Header.parse(frame), frame[HEADER_BYTES:]), self._dialect)
+        return Beside(int(self._rows[place]), message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
     """One batch. `consumed_bytes` were read; the rest is to be given again, with more behind it.
+
+    `flow_bytes` of those count for flow control: the producer waits to hear that they were worked off.
 
     `error` is set when the byte after those cannot be read. `more` tells that whole frames may be left: the batch was
     full, or an answer to a stream request came, after which `Positions` may want a new uuid.
@@ -122,5 +136,6 @@ class Changes:
     rows: pa.RecordBatch
     controls: Sequence[Beside]
     consumed_bytes: int
+    flow_bytes: int
     more: bool
     error: RemoteProtocolError | None

@@ -51,7 +51,8 @@ _TYPE_NAMES = pa.array(SNAPSHOT_TYPES)
 def decode_changes(data: bytes | bytearray | memoryview, settings: Settings, positions: Positions) -> Changes:
     """Decode the whole frames at the start of `data`.
 
-    The bytes may be overwritten afterwards: nothing that is returned refers to them.
+    Nobody may write to the bytes while this runs. They may be overwritten afterwards: nothing that is returned refers
+    to them.
     """
     received = np.frombuffer(data, np.uint8)
     machine = kernel()
@@ -82,6 +83,7 @@ def decode_changes(data: bytes | bytearray | memoryview, settings: Settings, pos
         rows=_Columns(room, report, settings).batch(),
         controls=room.beside(int(report[s.CONTROLS]), settings),
         consumed_bytes=consumed,
+        flow_bytes=int(report[s.FLOW_BYTES]),
         more=stopped in (s.BATCH_FULL, s.ANSWERED),
         error=_reason(received, consumed, settings, positions) if stopped == s.BAD_FRAME else None,
     )
@@ -94,8 +96,7 @@ def _reason(
     body_length = int.from_bytes(received[start + 8 : start + 12].tobytes())
     bad = received[start : start + HEADER_BYTES + min(body_length, settings.body_bytes_max)].tobytes()
     error = decode_plainly(bad, settings, positions).error
-    assert error is not None, "the kernel refused what the plain codec reads"
-    return RemoteProtocolError(error.text, offset=start)
+    return RemoteProtocolError(error.text if error else "this frame cannot be read", offset=start)
 
 
 class _Room:

@@ -26,7 +26,7 @@ from headrace.columns.kernel_bytes import (
     store64,
 )
 from headrace.columns.kernel_values import HIGH_BITS, compiled, inflate, inflated_length, is_utf8, split_pairs
-from headrace.columns.schema import CLOCK_NS, DISK, EXPIRATION, HISTORY, MEMORY, OTHER
+from headrace.columns.schema import CLOCK_NS, DISK, EXPIRATION, HISTORY, KEY_BYTES_MAX, MEMORY, OTHER
 from headrace.wire.codes import Datatype, SnapshotFlag
 from headrace.wire.limits import HEADER_BYTES
 
@@ -68,6 +68,7 @@ def scan(args: int) -> int:
     shape = kind = opcode = -1
     layout = s.NO_LAYOUT
     at_meta = at_expiry = at_lock = rule = has_value = -1
+    packs = False
     stopped = s.NEEDS_DATA
     while pos + HEADER_BYTES <= end:
         head = load64(pos)
@@ -85,7 +86,9 @@ def scan(args: int) -> int:
                 at_lock = layout_cell(layouts, layout, s.AT_LOCK_TIME)
                 rule = layout_cell(layouts, layout, s.KEY_RULE)
                 has_value = layout_cell(layouts, layout, s.HAS_VALUE)
-                seen_events |= 1 << layout_cell(layouts, layout, s.EVENT)
+                event = layout_cell(layouts, layout, s.EVENT)
+                seen_events |= 1 << event
+                packs = event <= EXPIRATION
         extras = pos + HEADER_BYTES
         key_length = (head >> 32) & 0xFFFF
         if load8(pos) <= _FLEXIBLE_MAX:
@@ -113,16 +116,17 @@ def scan(args: int) -> int:
         if is_row:
             if at_expiry >= 0:
                 timed |= load32(extras + at_expiry) | load32(extras + at_lock)
-            if head & _SNAPPY << 16 != 0 and length > 0:
+            if packs and head & _SNAPPY << 16 != 0 and length > 0:
                 start = extras + extras_length + key_length
                 length = inflated_length(start, start + length)
                 if length < 0 or length > inflated_max:
                     stopped = s.BAD_FRAME
                     break
-            if rows > 0 and (rows >= rows_max or value_bytes + length > value_max):
+            full = rows >= rows_max or value_bytes + length > value_max or key_bytes + key_length > KEY_BYTES_MAX
+            if rows > 0 and full:
                 stopped = s.BATCH_FULL
                 break
-            if head & _XATTR << 16 != 0:
+            if packs and head & _XATTR << 16 != 0:
                 xattr_bytes += length
             rows += 1
             key_bytes += key_length
@@ -198,7 +202,7 @@ def collection_of(at: int, length: int) -> int:
 
 
 @compiled
-def unpack(args: int, datatype: int, value: int, length: int, target: int) -> int:
+def unpack(args: int, datatype: int, value: int, length: int, target: int, first_pair: int) -> int:
     """Put a snappy value, or one with xattrs, in its column; the length that the document has there, or -1."""
     if datatype & _SNAPPY:
         inflated = inflated_length(value, value + length)
@@ -208,6 +212,7 @@ def unpack(args: int, datatype: int, value: int, length: int, target: int) -> in
     else:
         copy_bytes(target, value, length)
     if datatype & _XATTR and length > 0:
+        store32(first_pair, native64(native64(args + 8 * s.A_REPORT) + 8 * s.PAIR) + 1)
         if split_pairs(args, target, length) < 0:
             return -1
         length -= native64(native64(args + 8 * s.A_REPORT) + 8 * s.REMOVED)
@@ -222,6 +227,7 @@ def fill(args: int) -> int:
     collections = native64(args + 8 * s.A_COLLECTIONS)
     text = native64(args + 8 * s.A_TEXT)
     wide = native64(args + 8 * s.A_WIDE)
+    counted = native64(args + 8 * s.A_COUNTED)
     state = native64(args + 8 * s.A_STATE)
     places = native64(args + 8 * s.A_PLACES)
     kinds = native64(args + 8 * s.A_KINDS)
@@ -236,7 +242,7 @@ def fill(args: int) -> int:
     frames = native64(report + 8 * s.FRAMES)
     long_column = 8 * native64(report + 8 * s.ROWS)
     int_column = 4 * (native64(report + 8 * s.ROWS) + 1)
-    row = control = key_at = value_at = control_at = seen_types = clocks = 0
+    row = control = key_at = value_at = control_at = seen_types = clocks = flow_bytes = 0
     current = -1
     event = at_seqno = at_rev = at_flags = at_expiry = at_lock = at_deleted = at_meta = -1
     end = native64(places + 8 * frames)
@@ -252,6 +258,8 @@ def fill(args: int) -> int:
             copy_bytes(control_bytes + control_at, pos, frame_end - pos)
             control_at += frame_end - pos
             control += 1
+            if load8(magics + load8(pos)) == s.REQUEST_FRAME and load8(counted + load8(pos + 1)) != 0:
+                flow_bytes += frame_end - pos
             continue
         if layout != current:
             current = layout
@@ -300,12 +308,10 @@ def fill(args: int) -> int:
             store64(report + 8 * s.STOPPED, s.BAD_FRAME)
             end = pos
             break
-        if datatype & _PACKED == 0 or length == 0:
+        if datatype & _PACKED == 0 or length == 0 or event > EXPIRATION:
             copy_bytes(values + value_at, value, length)
         else:
-            if datatype & _XATTR:
-                store32(int_row + s.XATTRS_AT * int_column, native64(report + 8 * s.PAIR) + 1)
-            length = unpack(args, datatype, value, length, values + value_at)
+            length = unpack(args, datatype, value, length, values + value_at, int_row + s.XATTRS_AT * int_column)
             if length < 0:
                 store64(report + 8 * s.STOPPED, s.BAD_FRAME)
                 end = pos
@@ -339,6 +345,7 @@ def fill(args: int) -> int:
         store64(long_row + s.SNAP_END * long_column, native64(place + 8 * s.VBUCKETS * s.P_END))
         store64(long_row + s.CHANGED_AT * long_column, cas // 1000 if dated else s.ABSENT)
         store8(events + row, event)
+        flow_bytes += frame_end - pos
         row += 1
     store32(ints + 4 * row + s.KEY_AT * int_column, key_at)
     store32(ints + 4 * row + s.VALUE_AT * int_column, value_at)
@@ -349,4 +356,5 @@ def fill(args: int) -> int:
     store64(report + 8 * s.CONTROLS, control)
     store64(report + 8 * s.SEEN_TYPES, seen_types)
     store64(report + 8 * s.CLOCKS, clocks)
+    store64(report + 8 * s.FLOW_BYTES, flow_bytes)
     return 0

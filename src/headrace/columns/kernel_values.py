@@ -9,7 +9,7 @@ from numba import njit
 
 from headrace.columns import slots as s
 from headrace.columns.kernel_bytes import copy_bytes, load8, load32, native32, native64, store8, store32, store64
-from headrace.wire.limits import XATTR_PAIRS_MAX
+from headrace.wire.limits import XATTR_NAME_BYTES_MAX, XATTR_PAIRS_MAX
 
 compiled = njit(nogil=True, boundscheck=False, error_model="numpy")
 
@@ -115,9 +115,13 @@ def inflate(at: int, end: int, target: int, expected: int) -> int:
             length += 1
         if offset == 0 or offset > made or made + length > expected:
             return -1
-        for index in range(length):
-            # A copy may overlap what it makes: then it repeats, byte by byte.
-            store8(target + made + index, load8(target + made + index - offset))
+        source = target + made - offset
+        if offset >= length:
+            copy_bytes(target + made, source, length)
+        else:
+            # A copy that overlaps what it makes repeats it, byte by byte.
+            for index in range(length):
+                store8(target + made + index, load8(source + index))
         made += length
     return 0 if made == expected else -1
 
@@ -125,9 +129,15 @@ def inflate(at: int, end: int, target: int, expected: int) -> int:
 @compiled
 def same_bytes(one: int, other: int, length: int) -> bool:
     """Whether two runs of bytes are equal."""
-    for index in range(length):
-        if load8(one + index) != load8(other + index):
+    at = 0
+    while at + 8 <= length:
+        if native64(one + at) != native64(other + at):
             return False
+        at += 8
+    while at < length:
+        if load8(one + at) != load8(other + at):
+            return False
+        at += 1
     return True
 
 
@@ -172,7 +182,7 @@ def split_pairs(args: int, at: int, length: int) -> int:
         if pos + size > end:
             return -1
         zero = zero_of(pos, size)
-        if zero < 0 or not is_utf8(pos, pos + size):
+        if zero < 0 or zero > XATTR_NAME_BYTES_MAX or not is_utf8(pos, pos + size):
             return -1
         for other in range(first, pair):
             start = native32(name_offsets + 4 * other)

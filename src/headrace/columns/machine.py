@@ -17,6 +17,7 @@ import os
 import platform
 import stat
 import tempfile
+import threading
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -32,6 +33,7 @@ _LOG = logging.getLogger(__name__)
 _MAGIC = b"headrace kernel 1\n"
 _ENTRIES = ("scan", "fill")
 _PRIVATE = 0o700
+_LOADING = threading.Lock()
 CACHE_VARIABLE = "HEADRACE_CACHE_DIR"
 
 
@@ -44,20 +46,33 @@ class Kernel:
     engine: Any
 
 
-@cache
 def kernel() -> Kernel:
+    """The kernel, loaded once in a process however many threads ask; the first time on a machine it is compiled.
+
+    A process that forks workers may call this before it does, so that none of them waits for it.
+    """
+    with _LOADING:
+        return load()
+
+
+@cache
+def load() -> Kernel:
     """Load the kernel; the first time on a machine, compile it, which takes some seconds."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, jit=True
     )
-    path = cache_directory() / f"kernel-{fingerprint()}.o"
-    kept = read_kept(path)
+    directory = cache_directory()
+    path = directory / f"kernel-{fingerprint()}.o" if directory else None
+    kept = read_kept(path) if path else None
     if kept is None:
-        _LOG.info("compiling the columnar kernel, once for this machine; it is kept in %s", path.parent)
+        _LOG.info(
+            "compiling the columnar kernel; it is kept in %s", directory or "no place: there is no home directory"
+        )
         kept = _compile(target)
-        keep(path, kept)
+        if path:
+            keep(path, kept)
     symbols, code = kept
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
@@ -115,13 +130,16 @@ def fingerprint() -> str:
     return digest.hexdigest()[:32]
 
 
-def cache_directory() -> Path:
-    """Where compiled kernels are kept: $HEADRACE_CACHE_DIR, or headrace/ in the user's cache directory."""
+def cache_directory() -> Path | None:
+    """Where compiled kernels are kept: $HEADRACE_CACHE_DIR, or headrace/ in the user's cache; None without a home."""
     chosen = os.environ.get(CACHE_VARIABLE)
     if chosen:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "headrace"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "headrace"
+    except RuntimeError:  # a container may run under a number that has neither a name nor a home
+        return None
 
 
 def read_kept(path: Path) -> tuple[dict[str, str], bytes] | None:
@@ -129,7 +147,8 @@ def read_kept(path: Path) -> tuple[dict[str, str], bytes] | None:
     try:
         for each in (path.parent, path):
             status = each.stat()
-            if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            # Root could do as it likes anyway, and may have put the file into an image.
+            if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 _LOG.warning("%s can be written by others and is not used", each)
                 return None
         data = path.read_bytes()
@@ -150,8 +169,9 @@ def keep(path: Path, kept: tuple[dict[str, str], bytes]) -> None:
     head = json.dumps({"symbols": symbols, "sha256": hashlib.sha256(code).hexdigest()}).encode()
     try:
         path.parent.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(_MAGIC + head + b"\n" + code)
-        Path(file.name).replace(path)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            written = Path(folder) / path.name
+            written.write_bytes(_MAGIC + head + b"\n" + code)
+            written.replace(path)
     except OSError as error:
         _LOG.warning("the compiled kernel cannot be kept (%s): every process will compile it again", error)

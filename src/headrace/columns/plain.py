@@ -25,12 +25,13 @@ from headrace.columns.schema import (
 from headrace.columns.tables import CHANGES
 from headrace.errors import RemoteProtocolError
 from headrace.wire import catalogue
-from headrace.wire.codec import decode
+from headrace.wire.codec import Malformed, Unknown, decode
 from headrace.wire.codes import Datatype
 from headrace.wire.framing import NEED_DATA, FrameReader
-from headrace.wire.header import RESPONSE_MAGICS, Frame
+from headrace.wire.header import REQUEST_MAGICS, RESPONSE_MAGICS, Frame
 from headrace.wire.leb128 import split_collection
-from headrace.wire.limits import Limits
+from headrace.wire.limits import HEADER_BYTES, Limits
+from headrace.wire.message import Response
 from headrace.wire.snappy import inflate, inflated_length
 from headrace.wire.xattrs import split_xattrs
 
@@ -44,12 +45,13 @@ _PACKED = int(Datatype.SNAPPY | Datatype.XATTR)
 
 def decode_changes(data: bytes, settings: Settings, positions: Positions) -> Changes:
     """Decode the whole frames at the start of `data`."""
-    reader = FrameReader(Limits(body_bytes_max=settings.body_bytes_max, buffered_bytes_max=len(data)))
+    room = max(len(data), HEADER_BYTES + settings.body_bytes_max)
+    reader = FrameReader(Limits(body_bytes_max=settings.body_bytes_max, buffered_bytes_max=room))
     reader.receive(data)
     rows: list[Row] = []
     controls: list[Beside] = []
-    value_bytes = 0
-    consumed = 0
+    value_bytes = key_bytes = 0
+    consumed = flow_bytes = 0
     more = False
     error: RemoteProtocolError | None = None
     stop_opcode = catalogue.StreamRequest.spec.opcodes.get(settings.dialect)
@@ -65,6 +67,7 @@ def decode_changes(data: bytes, settings: Settings, positions: Positions) -> Cha
                 if more:
                     break
                 value_bytes += size
+                key_bytes += frame.header.key_length
                 rows.append(_row(message, settings, positions))
             else:
                 _note_marker(message, positions)
@@ -72,6 +75,7 @@ def decode_changes(data: bytes, settings: Settings, positions: Positions) -> Cha
         except RemoteProtocolError as caught:
             error = RemoteProtocolError(caught.text, offset=consumed)
             break
+        flow_bytes += _flow_bytes(message, reader.offset - consumed)
         consumed = reader.offset
         if frame.header.magic in RESPONSE_MAGICS and frame.header.opcode == stop_opcode:
             more = True
@@ -81,14 +85,27 @@ def decode_changes(data: bytes, settings: Settings, positions: Positions) -> Cha
         rows=pa.RecordBatch.from_pydict(table, schema=schema(settings.keys)),
         controls=controls,
         consumed_bytes=consumed,
+        flow_bytes=flow_bytes,
         more=more,
         error=error,
     )
 
 
+def _flow_bytes(message: Message, length: int) -> int:
+    """What a message counts for flow control: a malformed one as the command that it claims to be."""
+    if isinstance(message, Response | Unknown):
+        return 0
+    if isinstance(message, Malformed):
+        if message.frame.header.magic not in REQUEST_MAGICS:
+            return 0
+        return length * message.command.flow_controlled
+    return length * message.spec.flow_controlled
+
+
 def _value_size(frame: Frame, message: Message, settings: Settings) -> int:
     value: bytes = getattr(message, "value", b"")
-    if not value or not frame.header.datatype & Datatype.SNAPPY:
+    packed = isinstance(message, catalogue.Mutation | catalogue.Removal) and frame.header.datatype & Datatype.SNAPPY
+    if not value or not packed:
         return len(value)
     size = inflated_length(value)
     if size > settings.inflated_bytes_max:
@@ -128,7 +145,7 @@ def _row(message: Any, settings: Settings, positions: Positions) -> Row:
         row["changed_at"] = row["cas"] // 1000
     if isinstance(message, catalogue.SystemEvent):
         row |= {"key": _key(message.key, settings), "value": message.value, "flags": message.event}
-    if isinstance(message, catalogue.Mutation | catalogue.Deletion):
+    if isinstance(message, catalogue.Mutation | catalogue.Removal):
         row |= _item(message, settings)
     return row
 
@@ -142,7 +159,7 @@ def _key(key: bytes, settings: Settings) -> str | bytes:
         raise RemoteProtocolError(f"the key {key!r} is not UTF-8; read it with keys=binary") from error
 
 
-def _item(message: catalogue.Mutation | catalogue.Deletion, settings: Settings) -> Row:
+def _item(message: catalogue.Mutation | catalogue.Removal, settings: Settings) -> Row:
     row: Row = {"rev": signed(message.rev_seqno), "datatype": message.datatype & ~_PACKED}
     key, value = message.key, message.value
     if settings.collections is not None:

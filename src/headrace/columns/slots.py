@@ -33,8 +33,9 @@
     A_NAMES,
     A_TEXTS,
     A_WIDE,
+    A_COUNTED,
     ARGUMENTS,
-) = range(32)
+) = range(33)
 
 # What the kernel reports.
 (
@@ -55,8 +56,9 @@
     NAME_AT,
     TEXT_AT,
     REMOVED,
+    FLOW_BYTES,
     REPORT,
-) = range(18)
+) = range(19)
 
 # Why a pass ended.
 NEEDS_DATA, BAD_FRAME, BATCH_FULL, ANSWERED = range(4)

@@ -17,6 +17,7 @@ from headrace.wire import catalogue
 from headrace.wire.fields import Rule
 from headrace.wire.header import MAGICS, REQUEST_MAGICS, RESPONSE_MAGICS
 from headrace.wire.message import Layout, Request, Spec, key_rule
+from headrace.wire.registry import REQUESTS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -54,6 +55,7 @@ class Tables:
     layout_of: npt.NDArray[np.uint8]
     layouts: npt.NDArray[np.int64]
     markers: npt.NDArray[np.int64]
+    counted: npt.NDArray[np.uint8]
     arguments: npt.NDArray[np.int64]
     """The kernel's block of arguments with all this entered, to be copied and completed."""
 
@@ -71,18 +73,30 @@ def tables(dialect: Dialect) -> Tables:
     magics = _magics()
     layouts = np.array(rows, np.int64).reshape(-1, s.LAYOUT_COLUMNS)
     markers = np.array(_marker_rows(dialect), np.int64).reshape(-1, s.MARKER_COLUMNS)
+    counted = _counted(dialect)
     arguments = np.zeros(s.ARGUMENTS, np.int64)
     for place, array in (
         (s.A_MAGICS, magics),
         (s.A_LAYOUT_OF, layout_of),
         (s.A_LAYOUTS, layouts),
         (s.A_MARKERS, markers),
+        (s.A_COUNTED, counted),
     ):
         arguments[place] = array.ctypes.data
     arguments[s.A_MARKER_ROWS] = len(markers)
     arguments[s.A_MARKER_OPCODE] = catalogue.SnapshotMarker.spec.opcodes.get(dialect, -1)
     arguments[s.A_STOP_OPCODE] = catalogue.StreamRequest.spec.opcodes.get(dialect, -1)
-    return Tables(magics, layout_of, layouts, markers, arguments)
+    return Tables(magics, layout_of, layouts, markers, counted, arguments)
+
+
+def _counted(dialect: Dialect) -> npt.NDArray[np.uint8]:
+    """Which opcodes count for flow control."""
+    counted = np.zeros(256, np.uint8)
+    for cls in REQUESTS:
+        opcode = cls.spec.opcodes.get(dialect)
+        if opcode is not None:
+            counted[opcode] = cls.spec.flow_controlled
+    return counted
 
 
 def _magics() -> npt.NDArray[np.uint8]:

@@ -27,7 +27,7 @@ def read_capture(lines: Iterable[bytes], name: str) -> Events:
             faults += 1
             yield Fault(origin=origin, text=str(error))
             if faults == FAULTS_MAX:
-                yield Fault(origin=origin, text=f"{faults} lines are damaged; the rest is not read (FAULTS_MAX)")
+                yield Fault(origin=origin, text=f"{faults} lines are damaged; the rest is not read")
                 return
         else:
             if event is not None:

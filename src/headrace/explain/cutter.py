@@ -5,7 +5,8 @@ There are two manners, for two kinds of piece.
 A *whole* piece was cut by somebody: a hex string, a line of a capture, a small file. Its ends mean
 something, so a message may contradict its header: what follows it and begins no other message belongs to
 it, and what ends early is shown as far as it goes. (Thirteen of the messages drawn in the protocol
-documents are such.)
+documents are such.) Only a header that promises more than any server takes ends where the next message that
+makes sense begins.
 
 A piece of a *stream* has chance ends. There the header is believed; bytes that begin no message, or that
 are missing, are counted and reported, and reading goes on at the next header that makes sense. Where the
@@ -16,9 +17,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.explain.events import Piece
-from headrace.explain.headers import find_message, is_plausible, is_proven, starts_message
-from headrace.explain.limits import BODY_BYTES_MAX
+from headrace.explain.events import Piece, counted
+from headrace.explain.headers import find_message, is_plausible, is_proven, promises_too_much, starts_message
 from headrace.wire import message_length
 from headrace.wire.header import MAGICS
 from headrace.wire.limits import HEADER_BYTES
@@ -41,7 +41,7 @@ class Cutter:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._origins: deque[tuple[int, str]] = deque()  # where in the whole stream each piece began
+        self._pieces: deque[tuple[int, Piece]] = deque()  # where in the whole stream each piece began
         self._base = 0  # the place of the buffer's first byte in the whole stream
         self._skip = 0  # bytes still to come that belong to a message already reported
         self._lost: _Lost | None = None
@@ -53,7 +53,7 @@ class Cutter:
         if piece.whole:
             yield from self._feed_whole(piece)
             return
-        self._append(piece.data, piece.origin)
+        self._append(piece)
         yield from self._cut_stream(complete=False)
         if piece.missing:
             yield from self._miss(piece.missing, piece.origin)
@@ -71,18 +71,20 @@ class Cutter:
     # Whole pieces.
 
     def _feed_whole(self, piece: Piece) -> Iterator[Cut]:
-        data, origin = piece.data, piece.origin
+        data, first, before = piece.data, piece.place(0), 0
         if self._half and is_plausible(data):
             yield self._take_half()
         elif self._half:
+            before = len(self._half)
             self._half += data
             length = message_length(bytes(self._half[:HEADER_BYTES]))
             if length is None or length > len(self._half):
                 return
             joined = self._take_half()
-            data, origin = joined.data, joined.origin
+            data, first = joined.data, joined.origin
         at = 0
         while at < len(data):
+            origin = piece.place(at - before) if at else first  # the half ends inside the first message
             if data[at] not in MAGICS:  # only at the front: later bytes belong to the message before them
                 start = find_message(data, at, complete=True)
                 if start is None:
@@ -90,7 +92,12 @@ class Cutter:
                     return
                 yield _garbage(start - at, data[at:start], origin)
                 at = start
+                continue
             length = message_length(data[at : at + HEADER_BYTES])
+            if promises_too_much(length) and (start := find_message(data, at + 1, complete=True)):
+                yield Cut(data=data[at:start], origin=origin)
+                at = start
+                continue
             if length is None or at + length > len(data):
                 self._half += data[at:]
                 self._half_origin = origin
@@ -108,20 +115,24 @@ class Cutter:
 
     # Streams.
 
-    def _append(self, data: bytes, origin: str) -> None:
-        skipped = min(self._skip, len(data))
+    def _append(self, piece: Piece) -> None:
+        skipped = min(self._skip, len(piece.data))
         self._skip -= skipped
+        start = self._base + len(self._buffer)
         self._base += skipped  # whoever skips has emptied the buffer
-        fresh = data[skipped:]
+        fresh = piece.data[skipped:]
         if fresh:
-            self._origins.append((self._base + len(self._buffer), origin))
+            self._pieces.append((start, piece))
             self._buffer += fresh
 
     def _origin(self) -> str:
-        """Name the piece in which the buffer's first byte came."""
-        while len(self._origins) > 1 and self._origins[1][0] <= self._base:
-            self._origins.popleft()
-        return self._origins[0][1] if self._origins else ""
+        """Name the place of the buffer's first byte."""
+        while len(self._pieces) > 1 and self._pieces[1][0] <= self._base:
+            self._pieces.popleft()
+        if not self._pieces:
+            return ""
+        start, piece = self._pieces[0]
+        return piece.place(self._base - start)
 
     def _drop(self, count: int) -> None:
         del self._buffer[:count]
@@ -141,8 +152,7 @@ class Cutter:
 
     def _is_header(self) -> bool:
         """Believe a header that begins with a magic, as long as its message could exist."""
-        length = message_length(bytes(self._buffer[:HEADER_BYTES]))
-        return self._buffer[0] in MAGICS and (length is None or length <= HEADER_BYTES + BODY_BYTES_MAX)
+        return self._buffer[0] in MAGICS and not promises_too_much(message_length(bytes(self._buffer[:HEADER_BYTES])))
 
     def _seek(self, *, complete: bool) -> bool:
         """Drop what precedes the next message, and tell whether that one is certain enough to be read."""
@@ -156,7 +166,7 @@ class Cutter:
 
     def _miss(self, missing: int, origin: str) -> Iterator[Cut]:
         """Go on after a hole in the stream."""
-        note = f"{missing} bytes are missing from the input here"
+        note = f"{counted(missing, 'byte')} {'is' if missing == 1 else 'are'} missing from the input here"
         if self._skip:  # the hole lies in a message that was reported already, or begins there
             self._skip, missing = max(0, self._skip - missing), max(0, missing - self._skip)
             if not missing:

@@ -1,14 +1,16 @@
 """Which dialect a conversation is in, judged by its messages.
 
 TAP has opcodes of its own. The draft, UPR and DCP share 0x50-0x65 for different messages: the conversation
-is in the dialect in which most of them are free of contradictions; where that leaves a choice, the newest
-is taken. One thing decides at once: a first request that only the draft can mean (0x50 with 40 bytes of
-extras is its stream request; 0x51 without extras, before any open, its request for the failover log).
+is in the dialect in which most of them are free of contradictions. An opcode that a dialect lacks speaks
+against it as much as a message without contradictions speaks for it, and more than any number of
+contradictions: what a dialect does not know it cannot find wrong. Where that leaves a choice, the newest is
+taken. One thing decides at once: a first request that only the draft can mean (0x50 with 40 bytes of extras
+is its stream request; 0x51 without extras, before any open, its request for the failover log).
 """
 
-from headrace.wire import Dialect, Header, dissect, fits
+from headrace.explain.headers import has_header
+from headrace.wire import Dialect, Header, dissect
 from headrace.wire.codes import Magic
-from headrace.wire.limits import HEADER_BYTES
 
 CANDIDATES = (Dialect.DCP, Dialect.UPR, Dialect.UPR_DRAFT)
 _TAP_OPCODES = range(0x40, 0x48)
@@ -23,6 +25,7 @@ class DialectJudge:
         self._verdict = fixed
         self._fixed = fixed is not None
         self._fits = dict.fromkeys(CANDIDATES, 0)
+        self._unknown = dict.fromkeys(CANDIDATES, 0)
         self._problems = dict.fromkeys(CANDIDATES, 0)
         self._seen = 0
         self._tap_seen = False
@@ -34,7 +37,7 @@ class DialectJudge:
 
     def hear(self, data: bytes) -> None:
         """Take one message as evidence."""
-        if self.decided or len(data) < HEADER_BYTES:
+        if self.decided or not has_header(data):
             return
         header = Header.parse(data)
         opcode = header.opcode
@@ -45,10 +48,10 @@ class DialectJudge:
             self._verdict = Dialect.UPR_DRAFT
         self._seen += 1
         for dialect in CANDIDATES:
-            if fits(data, dialect):
-                self._fits[dialect] += 1
-            elif not any(self._fits.values()):  # problems count only as long as nothing fits anywhere
-                self._problems[dialect] += len(dissect(data, dialect).problems)
+            found = dissect(data, dialect)
+            self._unknown[dialect] += not found.known
+            self._fits[dialect] += found.known and not found.problems
+            self._problems[dialect] += len(found.problems)
 
     def decide(self) -> None:
         """Judge by what was heard so far."""
@@ -56,15 +59,18 @@ class DialectJudge:
             return
         if not self._seen:
             self._verdict = Dialect.TAP if self._tap_seen else Dialect.DCP
-        elif any(self._fits.values()):
-            self._verdict = max(CANDIDATES, key=self._fits.__getitem__)
         else:
-            self._verdict = min(CANDIDATES, key=self._problems.__getitem__)
+            self._verdict = min(CANDIDATES, key=self._rank)
+
+    def _rank(self, dialect: Dialect) -> tuple[int, int, int]:
+        """Order the dialects, the likeliest first; problems are compared only where nothing fits anywhere."""
+        fitting, unknown = self._fits[dialect], self._unknown[dialect]
+        return unknown - fitting, unknown, 0 if any(self._fits.values()) else self._problems[dialect]
 
     def dialect_of(self, data: bytes) -> Dialect:
         """Name the dialect in which one message of the conversation is to be read."""
         assert self._verdict is not None, "decide first"
-        if not self._fixed and len(data) >= HEADER_BYTES and Header.parse(data).opcode in _TAP_OPCODES:
+        if not self._fixed and has_header(data) and Header.parse(data).opcode in _TAP_OPCODES:
             return Dialect.TAP
         return self._verdict
 

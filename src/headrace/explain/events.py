@@ -4,6 +4,7 @@ A reader (hex, JSON lines, pcap, binary) yields these values; `messages` cuts th
 conversation is one connection: both directions of it speak one dialect.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -23,6 +24,8 @@ class Piece:
 
     `whole`: somebody cut these bytes by hand or by message, so that their ends mean something; otherwise they
     are a stretch of a stream. `missing`: that many bytes were sent after `data` and are not in the input.
+    `offset`: where `data` begins in the origin, for an origin whose bytes people count from its front. `joined`:
+    where in `data` other origins begin, if it was put together from several.
     """
 
     conversation: str
@@ -31,6 +34,16 @@ class Piece:
     origin: str
     whole: bool = False
     missing: int = 0
+    offset: int | None = None
+    joined: tuple[tuple[int, str], ...] = ()
+
+    def place(self, at: int) -> str:
+        """Name the place in the input of one of the bytes."""
+        if self.offset is not None:
+            return f"byte {self.offset + at} of {self.origin}"
+        later = bisect_right(self.joined, at, key=lambda each: each[0])
+        start, name = self.joined[later - 1] if later else (0, self.origin)
+        return f"byte {at - start} of {name}" if self.whole and at > start else name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +77,11 @@ class Fault:
 
 Event: TypeAlias = Piece | Ended | Comment | Note | Fault
 Events: TypeAlias = Iterator[Event]
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a number of things: 1 byte, 2 bytes."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def printable(text: str) -> str:

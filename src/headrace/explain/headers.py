@@ -7,14 +7,23 @@ for more proof where there is more to see: the byte after the message must begin
 
 import re
 
-from headrace.explain.limits import BODY_BYTES_MAX
 from headrace.wire import Header, message_length
 from headrace.wire.header import FLEXIBLE_MAGICS, MAGICS
-from headrace.wire.limits import HEADER_BYTES
+from headrace.wire.limits import BODY_BYTES_MAX, HEADER_BYTES
 
 _STRONG_MAGICS = MAGICS - FLEXIBLE_MAGICS
 _ANY_MAGIC = re.compile(b"[" + b"".join(re.escape(bytes([magic])) for magic in sorted(MAGICS)) + b"]")
 _DATATYPE_BITS = 0x0F
+
+
+def has_header(data: bytes) -> bool:
+    """Tell whether there is a header to read at all, whatever it says."""
+    return len(data) >= HEADER_BYTES and data[0] in MAGICS
+
+
+def promises_too_much(length: int | None) -> bool:
+    """Tell whether a message of this length is longer than any that servers take."""
+    return length is not None and length > HEADER_BYTES + BODY_BYTES_MAX
 
 
 def is_plausible(data: bytes | bytearray, at: int = 0) -> bool:

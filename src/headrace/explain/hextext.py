@@ -11,8 +11,8 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 
-from headrace.explain.events import InputError
-from headrace.explain.limits import TEXT_BYTES_MAX, TEXT_LINES_MAX
+from headrace.explain.events import InputError, counted
+from headrace.explain.limits import TEXT_BYTES_MAX, TEXT_LINES_MAX, TEXT_TO_BINARY, size
 
 # Where somebody put 0x in front of a number; elsewhere "0x" would be two characters of which one is wrong.
 _PREFIX = re.compile(r"(?<![0-9a-fA-F])0[xX]")
@@ -26,8 +26,8 @@ _PICTURE_CELL = re.compile(r"\s*(?:0x)?([0-9a-fA-F]{2})(?:\s*\('.'\))?\s*\|")
 # Nobody draws longer rows, and the patterns above take their time over long ones.
 _ROW_CHARS_MAX = 400
 
-Chunk = tuple[int, bytes]
-"""The number of the line on which some bytes begin, and the bytes."""
+Chunk = tuple[str, bytes]
+"""The words for where some bytes stand, and the bytes."""
 
 
 def parse_hex(text: str) -> bytes:
@@ -38,7 +38,8 @@ def parse_hex(text: str) -> bytes:
         raise InputError(f"{bad.group()!a} at character {bad.start() + 1} is no hex digit")
     digits = _FILLER.sub("", bare)
     if len(digits) % 2:
-        raise InputError(f"{len(digits)} hex digits are half a byte too many or too few")
+        verb = "is" if len(digits) == 1 else "are"
+        raise InputError(f"{counted(len(digits), 'hex digit')} {verb} half a byte too many or too few")
     return bytes.fromhex(digits)
 
 
@@ -47,7 +48,10 @@ def read_text(text: str) -> list[Chunk]:
     filled: list[tuple[int, str]] = []
     for number, line in enumerate(io.StringIO(text, newline=None), 1):
         if number > TEXT_LINES_MAX:
-            raise InputError(f"there are more lines than TEXT_LINES_MAX, {TEXT_LINES_MAX}; split the text")
+            raise InputError(
+                f"there are more than {TEXT_LINES_MAX} lines, the most for hex; "
+                f"turn it into bytes first: {TEXT_TO_BINARY}"
+            )
         if line.strip() and not line.lstrip().startswith("#"):
             filled.append((number, line.rstrip()))
     if any(_picture_row(line) for _, line in filled):
@@ -55,7 +59,7 @@ def read_text(text: str) -> list[Chunk]:
     rows = _dump_rows(filled)
     if rows is not None:
         return list(_join_dumps(rows))
-    return [(number, _hex_line(number, line)) for number, line in filled]
+    return [(f"line {number}", _hex_line(number, line)) for number, line in filled]
 
 
 def _hex_line(number: int, line: str) -> bytes:
@@ -78,14 +82,14 @@ def _read_pictures(lines: Iterable[tuple[int, str]]) -> Iterator[Chunk]:
             continue
         offset = int(row[1])
         if offset == 0 and found:
-            yield start, bytes(found)
+            yield f"the picture at line {start}", bytes(found)
             found.clear()
         if offset != len(found):
             raise InputError(f"line {number}: this row of the picture says byte {offset}, it is byte {len(found)}")
         start = start if found else number
         found += bytes.fromhex("".join(_PICTURE_CELL.findall(row[2])))
     if found:
-        yield start, bytes(found)
+        yield f"the picture at line {start}", bytes(found)
 
 
 Row = tuple[int, int, bytes | None]
@@ -158,17 +162,18 @@ def _join_dumps(rows: list[Row]) -> Iterator[Chunk]:
             repeating = True
             continue
         if offset == 0 and found:
-            yield start, bytes(found)
+            yield f"the dump at line {start}", bytes(found)
             found.clear()
         if repeating and last:
             lacking = offset - len(found)
             if lacking > TEXT_BYTES_MAX:
                 raise InputError(
-                    f"line {number}: the `*` before it stands for {lacking} bytes, TEXT_BYTES_MAX is {TEXT_BYTES_MAX}"
+                    f"line {number}: the `*` before it stands for {lacking} bytes, "
+                    f"a dump may have {size(TEXT_BYTES_MAX)}; turn it into bytes first: xxd -r"
                 )
             found += (last * (lacking // len(last) + 1))[:lacking]
         start = start if found else number
         found += data
         last, repeating = data, False
     if found:
-        yield start, bytes(found)
+        yield f"the dump at line {start}", bytes(found)

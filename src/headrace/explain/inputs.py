@@ -8,18 +8,18 @@ import codecs
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
-from typing import cast
 
 from headrace.explain.capture import read_capture
-from headrace.explain.events import Events, Fault, InputError, Note, Piece, printable
+from headrace.explain.events import Events, Fault, InputError, Note, Piece, counted, printable
 from headrace.explain.headers import is_plausible
 from headrace.explain.hextext import Chunk, parse_hex, read_text
-from headrace.explain.limits import FILE_BYTES_MAX, TEXT_BYTES_MAX, WHOLE_BYTES_MAX
+from headrace.explain.limits import FILE_BYTES_MAX, TEXT_BYTES_MAX, TEXT_TO_BINARY, WHOLE_BYTES_MAX
 from headrace.explain.link import Decapsulator
 from headrace.explain.pcap import is_pcap, read_packets
-from headrace.explain.source import ByteStream, Source
+from headrace.explain.source import ByteStream, Source, too_long
 from headrace.explain.tcp import Tracker
 from headrace.wire.header import MAGICS
 from headrace.wire.limits import HEADER_BYTES
@@ -38,6 +38,8 @@ _COMPRESSED = {
 }
 
 OnRead = Callable[[int], None]
+Argument = tuple[int, str]
+"""The place of an argument on the command line, from 1, and the argument."""
 
 
 def read_inputs(
@@ -51,19 +53,18 @@ def read_inputs(
 
     `port` is the server's port in packet captures. `on_read` is told how many bytes were read each time.
     """
-    hex_arguments: list[tuple[int, str]] = []
+    hex_arguments: list[Argument] = []
     for number, argument in enumerate(arguments or [STANDARD_INPUT], 1):
         if is_hex(argument):
             hex_arguments.append((number, argument))
             continue
-        yield from _read_hex_arguments(hex_arguments)
+        yield from _read_hex_arguments(hex_arguments, port)
         hex_arguments.clear()
         if argument == STANDARD_INPUT:
-            stream = standard_input or cast("ByteStream", sys.stdin.buffer)
-            yield from read_source(Source(stream, "standard input", on_read=on_read), port=port)
+            yield from _read_standard_input(standard_input, port=port, on_read=on_read)
         else:
             yield from _read_path(Path(argument), port=port, on_read=on_read)
-    yield from _read_hex_arguments(hex_arguments)
+    yield from _read_hex_arguments(hex_arguments, port)
 
 
 def input_bytes(arguments: Iterable[str]) -> int:
@@ -83,23 +84,34 @@ def _is_path(argument: str) -> bool:
         return False
 
 
+def _read_standard_input(given: ByteStream | None, *, port: int | None, on_read: OnRead | None) -> Events:
+    # Python has no sys.stdin where the shell closed it (<&-), whatever its type says.
+    stream = given or getattr(sys.stdin, "buffer", None)
+    if stream is None:
+        raise InputError("standard input is closed; give hex or a path")
+    try:
+        yield from read_source(Source(stream, "standard input", on_read=on_read), port=port)
+    except OSError as error:
+        raise InputError(f"standard input cannot be read: {os.strerror(error.errno or 0)}") from None
+
+
 def _read_path(path: Path, *, port: int | None, on_read: OnRead | None) -> Events:
     try:
         if path.is_dir():
             raise InputError(f"{path} is a directory; name the files in it")
         if path.is_file() and path.stat().st_size > FILE_BYTES_MAX:
-            raise InputError(f"{path} is longer than FILE_BYTES_MAX, {FILE_BYTES_MAX} bytes; split it")
+            raise InputError(too_long(str(path), FILE_BYTES_MAX))
         with path.open("rb") as stream:
             yield from read_source(Source(stream, path.name, on_read=on_read), port=port)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {os.strerror(error.errno or 0)}") from None
 
 
-def _read_hex_arguments(arguments: list[tuple[int, str]]) -> Events:
+def _read_hex_arguments(arguments: list[Argument], port: int | None) -> Events:
     chunks: list[Chunk] = []
     for number, argument in arguments:
         try:
-            chunks.append((number, parse_hex(argument)))
+            chunks.append((f"argument {number}", parse_hex(argument)))
         except InputError as error:
             shown = argument[:_SHOWN_ARGUMENT_CHARS] + "…" * (len(argument) > _SHOWN_ARGUMENT_CHARS)
             raise InputError(
@@ -108,21 +120,37 @@ def _read_hex_arguments(arguments: list[tuple[int, str]]) -> Events:
             ) from None
     if arguments and not any(data for _, data in chunks):
         raise InputError("an empty argument holds no bytes; give hex, a path, or - for standard input")
-    for number, data in _join_chunks(chunks):
-        yield Piece(conversation="hex", direction=None, data=data, origin=f"argument {number}", whole=True)
+    if arguments and port is not None:
+        yield _port_ignored("hex")
+    yield from _pieces(chunks, "hex")
 
 
-def _join_chunks(chunks: Iterable[Chunk]) -> Iterable[Chunk]:
+def _port_ignored(name: str) -> Note:
+    return Note(text=f"{name} is no packet capture; --port is ignored")
+
+
+def _pieces(chunks: Iterable[Chunk], conversation: str) -> Iterator[Piece]:
     """Let a chunk that looks like a message start a piece; any other goes on with the one before it."""
-    first, parts = 0, list[bytes]()
-    for number, data in chunks:
-        if parts and is_plausible(data):
-            yield first, b"".join(parts)
+    parts: list[Chunk] = []
+    for chunk in chunks:
+        if parts and is_plausible(chunk[1]):
+            yield _piece(parts, conversation)
             parts.clear()
-        first = first if parts else number
-        parts.append(data)
+        parts.append(chunk)
     if parts:
-        yield first, b"".join(parts)
+        yield _piece(parts, conversation)
+
+
+def _piece(parts: list[Chunk], conversation: str) -> Piece:
+    starts = accumulate((len(data) for _, data in parts), initial=0)
+    return Piece(
+        conversation=conversation,
+        direction=None,
+        data=b"".join(data for _, data in parts),
+        origin=parts[0][0],
+        whole=True,
+        joined=tuple((start, name) for start, (name, _) in zip(starts, parts, strict=False)),
+    )
 
 
 def read_source(source: Source, *, port: int | None = None) -> Events:
@@ -136,6 +164,8 @@ def read_source(source: Source, *, port: int | None = None) -> Events:
     if is_pcap(head):
         yield from _read_pcap(source, port)
         return
+    if port is not None:
+        yield _port_ignored(source.name)
     if head.startswith(_BYTE_ORDER_MARK):
         source.read(len(_BYTE_ORDER_MARK))
         head = head[len(_BYTE_ORDER_MARK) :]
@@ -173,14 +203,14 @@ def _read_pcap(source: Source, port: int | None) -> Events:
         found_any = found_any or isinstance(event, Piece)
         yield event
     for reason, count in decapsulator.passed_over.items():
-        yield Note(text=f"{count} packets passed over: {reason}")
+        yield Note(text=f"{counted(count, 'packet')} passed over: {reason}")
     if not found_any:
         where = "with TCP data" if port is None else f"with TCP data from or to port {port}"
         yield Note(text=f"{source.name} has no connection {where} that could be read")
 
 
 def _read_hex_text(source: Source) -> Events:
-    raw = source.rest(TEXT_BYTES_MAX, "TEXT_BYTES_MAX")
+    raw = source.rest(TEXT_BYTES_MAX, f"turn it into bytes first: {TEXT_TO_BINARY}")
     try:
         chunks = read_text(raw.decode())
     except UnicodeDecodeError as error:
@@ -193,18 +223,21 @@ def _read_hex_text(source: Source) -> Events:
         ) from None
     if not any(data for _, data in chunks):
         raise InputError(f"{source.name} holds comments and no bytes")
-    for line, data in _join_chunks(chunks):
-        origin = f"line {line} of {source.name}"
-        yield Piece(conversation=source.name, direction=None, data=data, origin=origin, whole=True)
+    yield from _pieces(((f"{place} of {source.name}", data) for place, data in chunks), source.name)
 
 
 def _read_binary(source: Source) -> Events:
     head = source.peek(WHOLE_BYTES_MAX + 1)
     if head[0] not in MAGICS and len(head) < HEADER_BYTES:
-        raise InputError(f"{source.name} holds {len(head)} bytes that begin no message: {head.hex(' ')}")
-    if len(head) <= WHOLE_BYTES_MAX:
-        data = source.read(len(head))
-        yield Piece(conversation=source.name, direction=None, data=data, origin=source.name, whole=True)
-        return
-    for chunk in source.chunks():
-        yield Piece(conversation=source.name, direction=None, data=chunk, origin=source.name)
+        found = "1 byte that begins" if len(head) == 1 else f"{len(head)} bytes that begin"
+        raise InputError(f"{source.name} holds {found} no message: {head.hex(' ')}")
+    whole = len(head) <= WHOLE_BYTES_MAX
+    for chunk in [source.read(len(head))] if whole else source.chunks():
+        yield Piece(
+            conversation=source.name,
+            direction=None,
+            data=chunk,
+            origin=source.name,
+            whole=whole,
+            offset=source.offset - len(chunk),
+        )

@@ -1,4 +1,7 @@
-"""Every bound that `explain` keeps, by name, so that no input can take all memory or run for ever."""
+"""Every bound that `explain` keeps, by name, so that no input can take all memory or run for ever.
+
+A user never sees the names: `size` says a bound in words. docs/reference/explain.md lists them all.
+"""
 
 FILE_BYTES_MAX = 1 << 30
 """The largest input, from a file or from standard input."""
@@ -30,9 +33,6 @@ REASSEMBLY_BYTES_MAX = 4 << 20
 REASSEMBLY_SEGMENTS_MAX = 4096
 """How many segments wait likewise."""
 
-BODY_BYTES_MAX = 64 << 20
-"""In a stream, a header that promises a longer body is no header. Servers refuse bodies above 30 MiB."""
-
 HELD_MESSAGES_MAX = 65_536
 """How many messages wait, over all conversations, until it is known which dialect they are in."""
 
@@ -44,3 +44,17 @@ JUDGED_MESSAGES_MAX = 4096
 
 FAULTS_MAX = 20
 """After so many damaged lines or records, reading the rest of an input is given up."""
+
+SPLIT_CAPTURE = "editcap -c 100000 big.pcap part.pcap"
+"""The command that cuts a packet capture into smaller ones."""
+
+TEXT_TO_BINARY = "xxd -r -p"
+"""The command that turns plain hex into bytes."""
+
+
+def size(count: int) -> str:
+    """Write a number of bytes in words and in full."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit and count % unit == 0:
+            return f"{count // unit} {name} ({count} bytes)"
+    return f"{count} bytes"

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from headrace.explain.cutter import Cut, Cutter
 from headrace.explain.dialects import DialectJudge
 from headrace.explain.events import Comment, Direction, Ended, Events, Fault, Note, Piece
+from headrace.explain.headers import has_header
 from headrace.explain.limits import HELD_BYTES_MAX, HELD_MESSAGES_MAX, JUDGED_MESSAGES_MAX
 from headrace.wire import Dialect, Dissection, Problem, dissect
 
@@ -123,8 +124,9 @@ class _Queue:
 
 def _explain_cut(conversation: _Conversation, direction: Direction, cut: Cut) -> Explained:
     dialect = conversation.judge.dialect_of(cut.data)
-    dissection = dissect(cut.data, dialect) if cut.readable else None
-    problems = dissection.problems if dissection else ()
+    found = dissect(cut.data, dialect) if cut.readable else None
+    problems = found.problems if found else ()
+    dissection = found if has_header(cut.data) else None
     if cut.note:
         problems = (*problems, Problem(offset=len(cut.data) if dissection else 0, text=cut.note))
     return Explained(

@@ -9,8 +9,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headrace.explain.events import Fault, InputError
-from headrace.explain.limits import PACKET_BYTES_MAX, PACKETS_MAX
+from headrace.explain.events import Fault, InputError, counted
+from headrace.explain.limits import PACKET_BYTES_MAX, PACKETS_MAX, SPLIT_CAPTURE, size
 from headrace.explain.source import Source
 
 _PCAP_ORDERS = {
@@ -46,7 +46,9 @@ def read_packets(source: Source) -> Iterator[Packet | Fault]:
     packets = _read_pcapng(source) if source.peek(4) == _SECTION_MAGIC else _read_pcap(source)
     for found in packets:
         if isinstance(found, Packet) and found.number > PACKETS_MAX:
-            raise InputError(f"{source.name} has more packets than PACKETS_MAX, {PACKETS_MAX}; split it")
+            raise InputError(
+                f"{source.name} has more than {PACKETS_MAX} packets, the most that are read; split it: {SPLIT_CAPTURE}"
+            )
         yield found
 
 
@@ -57,7 +59,7 @@ def _fault(source: Source, offset: int, text: str) -> Fault:
 def _read_pcap(source: Source) -> Iterator[Packet | Fault]:
     header = source.read(_PCAP_HEADER_BYTES)
     if len(header) < _PCAP_HEADER_BYTES:
-        yield _fault(source, 0, f"the file header needs {_PCAP_HEADER_BYTES} bytes, there are {len(header)}")
+        yield _fault(source, 0, f"the file header needs {_PCAP_HEADER_BYTES} bytes, the file has {len(header)}")
         return
     order = _PCAP_ORDERS[header[:4]]
     # The upper bits say how long the checksum at the end of each packet is.
@@ -74,14 +76,14 @@ def _read_pcap(source: Source) -> Iterator[Packet | Fault]:
             return
         length, _ = record.unpack(head)
         if length > PACKET_BYTES_MAX:
-            limit = f"PACKET_BYTES_MAX is {PACKET_BYTES_MAX}"
-            yield _fault(source, offset, f"a record claims {length} bytes, {limit}")
+            limit = f"a packet has at most {size(PACKET_BYTES_MAX)}"
+            yield _fault(source, offset, f"a record claims {length} bytes; {limit}")
             return
         data = source.read(length)
         number += 1
         yield Packet(number, link_type, data)
         if len(data) < length:
-            yield _fault(source, offset, f"a record claims {length} bytes, the file ends after {len(data)}")
+            yield _fault(source, offset, f"a record claims {counted(length, 'byte')}, the file ends after {len(data)}")
             return
 
 
@@ -104,7 +106,7 @@ def _read_pcapng(source: Source) -> Iterator[Packet | Fault]:
             return
         kind, length = struct.unpack(section.order + "II", head)
         if length < _BLOCK_BYTES_MIN or length % 4 or length > _BLOCK_BYTES_MAX:
-            yield _fault(source, offset, f"a block claims {length} bytes")
+            yield _fault(source, offset, f"a block claims {counted(length, 'byte')}")
             return
         body = source.read(length - 8)
         if len(body) < length - 8:
@@ -160,7 +162,7 @@ class _Section:
 
     def _packet(self, interface: int, length: int, data: bytes) -> tuple[int, bytes] | str:
         if interface >= len(self._interfaces):
-            return f"a packet names interface {interface}, {len(self._interfaces)} are described"
+            return f"a packet names interface {interface}; the file describes {len(self._interfaces)}"
         if length > len(data):
-            return f"a packet claims {length} bytes, its block holds {len(data)}"
+            return f"a packet claims {counted(length, 'byte')}, its block holds {len(data)}"
         return self._interfaces[interface][0], data[:length]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.explain.events import printable
+from headrace.explain.events import counted, printable
 from headrace.explain.messages import Explained
 from headrace.wire import FieldView
 
@@ -84,7 +84,11 @@ def _lines(explained: Explained, style: TextStyle) -> Iterator[str]:
         yield _location(explained)
     dissection = explained.dissection
     if dissection is None:
-        yield f"No message {_bytes_text(explained.data, full=style.full)}".rstrip()
+        yield "NO MESSAGE"
+        if style.picture and explained.data:
+            yield from _picture(explained.data, (), full=style.full)
+        elif explained.data:
+            yield f"Bytes: {_bytes_text(explained.data, full=style.full)}"
     else:
         yield f"{dissection.title}: {dissection.sentence}" if dissection.sentence else dissection.title
         if style.picture:
@@ -96,9 +100,9 @@ def _lines(explained: Explained, style: TextStyle) -> Iterator[str]:
 
 def _location(explained: Explained) -> str:
     arrows = {"c2s": "client to server", "s2c": "server to client", None: ""}
-    size = f"{len(explained.data)} bytes"
-    parts = [explained.origin, explained.connection, arrows[explained.direction], size]
-    return comment_line(", ".join(dict.fromkeys(part for part in parts if part)))
+    connection = "" if explained.origin.endswith(f" of {explained.connection}") else explained.connection
+    parts = [explained.origin, connection, arrows[explained.direction], counted(len(explained.data), "byte")]
+    return comment_line(", ".join(part for part in parts if part))
 
 
 def _table(fields: tuple[FieldView, ...], *, full: bool) -> Iterator[str]:

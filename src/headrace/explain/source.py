@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from headrace.explain.events import InputError
-from headrace.explain.limits import FILE_BYTES_MAX, LINE_BYTES_MAX
+from headrace.explain.limits import FILE_BYTES_MAX, LINE_BYTES_MAX, SPLIT_CAPTURE, size
 
 CHUNK_BYTES = 1 << 18
 _MAGIC_BYTES = 4
@@ -57,11 +57,11 @@ class Source:
             self._count(len(chunk))
             yield chunk
 
-    def rest(self, limit_bytes: int, limit_name: str) -> bytes:
-        """Take everything at once, if it is within the named limit."""
+    def rest(self, limit_bytes: int, way_out: str) -> bytes:
+        """Take everything at once, if it is within the limit; if not, tell the way out."""
         found = self.read(limit_bytes + 1)
         if len(found) > limit_bytes:
-            raise InputError(f"{self.name} is longer than {limit_name}, {limit_bytes} bytes; split it")
+            raise InputError(f"{self.name} is longer than {size(limit_bytes)}, the most for hex; {way_out}")
         return found
 
     def lines(self) -> Iterator[bytes]:
@@ -71,16 +71,24 @@ class Source:
             *whole, carry = (carry + chunk).split(b"\n")
             yield from whole
             if len(carry) > LINE_BYTES_MAX:
-                raise InputError(f"{self.name} has a line longer than LINE_BYTES_MAX, {LINE_BYTES_MAX} bytes")
+                raise InputError(
+                    f"{self.name} has a line longer than {size(LINE_BYTES_MAX)}, the most for a line of a capture; "
+                    "write each message on a line of its own"
+                )
         if carry:
             yield carry
 
     def _count(self, taken: int) -> None:
         self.offset += taken
         if self.offset > FILE_BYTES_MAX:
-            raise InputError(
-                f"{self.name} is longer than FILE_BYTES_MAX, {FILE_BYTES_MAX} bytes; "
-                "split it (editcap -c does that for captures)"
-            )
+            raise InputError(too_long(self.name, FILE_BYTES_MAX))
         if self._on_read is not None:
             self._on_read(taken)
+
+
+def too_long(name: str, limit_bytes: int) -> str:
+    """Say that an input goes past its limit, and what to do."""
+    return (
+        f"{name} is longer than {size(limit_bytes)}, the most that is read from one input; "
+        f"split it, a packet capture with: {SPLIT_CAPTURE}"
+    )

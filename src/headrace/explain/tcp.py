@@ -14,9 +14,9 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Iterator
 
-from headrace.explain.events import Direction, Ended, Event, InputError, Note, Piece
+from headrace.explain.events import Direction, Ended, Event, InputError, Note, Piece, counted
 from headrace.explain.headers import may_start
-from headrace.explain.limits import CONNECTIONS_MAX, REASSEMBLY_BYTES_MAX, REASSEMBLY_SEGMENTS_MAX
+from headrace.explain.limits import CONNECTIONS_MAX, REASSEMBLY_BYTES_MAX, REASSEMBLY_SEGMENTS_MAX, SPLIT_CAPTURE
 from headrace.explain.link import ACK, FIN, RST, SYN, Endpoint, Segment
 
 KNOWN_PORTS = (11210, 11211, 11207)
@@ -137,7 +137,7 @@ class Tracker:
         for connection in self._connections.values():
             yield from self._end(connection)
         for reason, count in self._passed_over.items():
-            yield Note(text=f"{count} {'connection' if count == 1 else 'connections'} passed over: {reason}")
+            yield Note(text=f"{counted(count, 'connection')} passed over: {reason}")
 
     def _begins_anew(self, connection: _Connection, segment: Segment) -> bool:
         if segment.flags & (SYN | ACK) != SYN:
@@ -148,8 +148,8 @@ class Tracker:
     def _open(self, segment: Segment) -> _Connection:
         if self._names.total() >= CONNECTIONS_MAX:
             raise InputError(
-                f"{self._file_name} has more connections than CONNECTIONS_MAX, {CONNECTIONS_MAX}; "
-                "choose those of one server with --port"
+                f"{self._file_name} has more than {CONNECTIONS_MAX} connections, the most that are followed; "
+                f"choose those of one server with --port, or split it: {SPLIT_CAPTURE}"
             )
         server = self._server(segment)
         client = segment.target if server == segment.source else segment.source

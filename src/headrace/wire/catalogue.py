@@ -32,7 +32,7 @@ from headrace.wire.codes import (
     WithMetaOption,
 )
 from headrace.wire.dialects import ALL, DCP, DRAFT, TAP, UPR, UPR_DCP, Dialect
-from headrace.wire.fields import Rows, Section, key, octets, rows, u8, u16, u32, u64, value
+from headrace.wire.fields import Rows, Rule, Section, key, octets, rows, u8, u16, u32, u64, value
 from headrace.wire.message import (
     Answered,
     Direction,
@@ -43,6 +43,7 @@ from headrace.wire.message import (
     ServerResponse,
     layout,
     message,
+    shape,
 )
 
 END_NEVER = Seqno(0xFFFF_FFFF_FFFF_FFFF)
@@ -72,9 +73,9 @@ class VBucketCheckpoint(NamedTuple):
     checkpoint: int
 
 
-FAILOVER_LOG = Rows("QQ", ("vb UUID", "vb seqno"), FailoverEntry)
+FAILOVER_LOG = Rows("QQ", ("vb UUID", "vb seqno"), FailoverEntry, rows_max=1024)  # upr-transport-draft.md:426
 SEQNOS = Rows("HQ", ("vbucket", "seqno"), VBucketSeqno)
-FEATURES = Rows("H", ("feature",), int)
+FEATURES = Rows("H", ("feature",), int, rows_max=1024)
 VBUCKETS = Rows("H", ("vbucket",), int, counted=True)
 CHECKPOINTS = Rows("HQ", ("vbucket", "checkpoint"), VBucketCheckpoint, counted=True)
 
@@ -154,6 +155,15 @@ class Counter(Response):
     vbuuid: VbUuid | None = u64("vb UUID", "the branch that the change belongs to", default=None)
     seqno: Seqno | None = u64("by seqno", "the place of the change in its vbucket", default=None)
     number: int = u64("number", "the counter after the change", section=Section.VALUE)
+
+
+@message(
+    "memcached, touch; kv: docs/BinaryProtocol.md 0x1c", layout(ALL, name="empty"), layout(ALL, "flags", name="flags")
+)
+class Touched(Response):
+    """Says that an item has a new expiry; memcached adds the item's flags."""
+
+    flags: int | None = u32("flags", "what the writer stored beside the value", default=None)
 
 
 @message("kv: docs/BinaryProtocol.md 0x0b")
@@ -281,13 +291,13 @@ class FailoverLog(Response):
 
 @message(
     "upr-transport.md:527; capture 03a_dcp_stream_req_errors",
-    layout(UPR, "seqno", name="in extras"),
     layout(ALL, value="seqno", name="in value"),
+    layout(UPR_DCP, "seqno", name="in extras", read_only=True),  # as drawn; no client reads it there
 )
 class Rollback(Response):
     """Refuses a stream until the consumer has gone back to a seqno."""
 
-    seqno: Seqno = u64("rollback #", "where to go back to; UPR draws it as extras, every real server sends a value")
+    seqno: Seqno = u64("rollback #", "where to go back to", section=Section.VALUE)
 
 
 WRITE_REPLY: Replies = {Status.SUCCESS: Mutated}
@@ -309,31 +319,36 @@ TAP_REPLY: Replies = {Status.SUCCESS: TapAck}
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@message("kv: docs/BinaryProtocol.md 0x00", opcode=0x00, replies=ITEM_REPLY)
-class Get(Request):
-    """Asks for an item."""
+@shape
+class OfItem(Request):
+    """What the commands share that name an item and nothing more."""
 
     key: bytes = key("the item's key")
 
 
+@message("kv: docs/BinaryProtocol.md 0x00", opcode=0x00, replies=ITEM_REPLY)
+class Get(OfItem):
+    """Asks for an item."""
+
+
 @message("kv: docs/BinaryProtocol.md 0x09", opcode=0x09, replies=ITEM_REPLY, answered=Answered.UNLESS_MISSED)
-class GetQ(Get):
+class GetQ(OfItem):
     """Asks for an item; a miss is not answered."""
 
 
 @message("kv: docs/BinaryProtocol.md 0x0c", opcode=0x0C, replies=ITEM_REPLY)
-class GetK(Get):
+class GetK(OfItem):
     """Asks for an item and its key."""
 
 
 @message("kv: docs/BinaryProtocol.md 0x0d", opcode=0x0D, replies=ITEM_REPLY, answered=Answered.UNLESS_MISSED)
-class GetKQ(Get):
+class GetKQ(OfItem):
     """Asks for an item and its key; a miss is not answered."""
 
 
-@message("kv: docs/BinaryProtocol.md 0x01", opcode=0x01, replies=WRITE_REPLY)
-class Set(Request):
-    """Stores an item, whether or not it exists; with a CAS only over that version."""
+@shape
+class Storing(Request):
+    """What the commands share that store an item."""
 
     flags: int = u32("flags", "kept beside the value and given back with it", default=0)
     expiry: int = u32("expiration", "when the item ends: seconds from now up to 30 days, else of the epoch", default=0)
@@ -341,46 +356,49 @@ class Set(Request):
     value: bytes = value("the value", default=b"")
 
 
+@message("kv: docs/BinaryProtocol.md 0x01", opcode=0x01, replies=WRITE_REPLY)
+class Set(Storing):
+    """Stores an item, whether or not it exists; with a CAS only over that version."""
+
+
 @message("kv: docs/BinaryProtocol.md 0x11", opcode=0x11, replies=WRITE_REPLY, answered=Answered.WHEN_REFUSED)
-class SetQ(Set):
+class SetQ(Storing):
     """Stores an item; success is not answered."""
 
 
 @message("kv: docs/BinaryProtocol.md 0x02", opcode=0x02, replies=WRITE_REPLY)
-class Add(Set):
+class Add(Storing):
     """Stores an item that must not exist."""
 
 
 @message("kv: docs/BinaryProtocol.md 0x12", opcode=0x12, replies=WRITE_REPLY, answered=Answered.WHEN_REFUSED)
-class AddQ(Set):
+class AddQ(Storing):
     """Stores an item that must not exist; success is not answered."""
 
 
 @message("kv: docs/BinaryProtocol.md 0x03", opcode=0x03, replies=WRITE_REPLY)
-class Replace(Set):
+class Replace(Storing):
     """Stores an item that must exist."""
 
 
 @message("kv: docs/BinaryProtocol.md 0x13", opcode=0x13, replies=WRITE_REPLY, answered=Answered.WHEN_REFUSED)
-class ReplaceQ(Set):
+class ReplaceQ(Storing):
     """Stores an item that must exist; success is not answered."""
 
 
 @message("kv: docs/BinaryProtocol.md 0x04", opcode=0x04, replies=WRITE_REPLY)
-class Delete(Request):
+class Delete(OfItem):
     """Removes an item."""
-
-    key: bytes = key("the item's key")
 
 
 @message("kv: docs/BinaryProtocol.md 0x14", opcode=0x14, replies=WRITE_REPLY, answered=Answered.WHEN_REFUSED)
-class DeleteQ(Delete):
+class DeleteQ(OfItem):
     """Removes an item; success is not answered."""
 
 
-@message("kv: docs/BinaryProtocol.md 0x05", opcode=0x05, replies=COUNTER_REPLY)
-class Increment(Request):
-    """Adds to a counter."""
+@shape
+class Counting(Request):
+    """What the commands share that change a counter."""
 
     delta: int = u64("delta", "how much")
     initial: int = u64("initial", "the value of a counter that does not exist", default=0)
@@ -388,18 +406,23 @@ class Increment(Request):
     key: bytes = key("the item's key")
 
 
+@message("kv: docs/BinaryProtocol.md 0x05", opcode=0x05, replies=COUNTER_REPLY)
+class Increment(Counting):
+    """Adds to a counter."""
+
+
 @message("kv: docs/BinaryProtocol.md 0x15", opcode=0x15, replies=COUNTER_REPLY, answered=Answered.WHEN_REFUSED)
-class IncrementQ(Increment):
+class IncrementQ(Counting):
     """Adds to a counter; success is not answered."""
 
 
 @message("kv: docs/BinaryProtocol.md 0x06", opcode=0x06, replies=COUNTER_REPLY)
-class Decrement(Increment):
+class Decrement(Counting):
     """Takes from a counter, down to 0."""
 
 
 @message("kv: docs/BinaryProtocol.md 0x16", opcode=0x16, replies=COUNTER_REPLY, answered=Answered.WHEN_REFUSED)
-class DecrementQ(Increment):
+class DecrementQ(Counting):
     """Takes from a counter, down to 0; success is not answered."""
 
 
@@ -413,11 +436,16 @@ class QuitQ(Request):
     """Asks the server to close the connection."""
 
 
-@message("kv: docs/BinaryProtocol.md 0x08", layout(ALL, name="now"), layout(ALL, "expiry", name="later"), opcode=0x08)
-class Flush(Request):
-    """Removes every item of the bucket."""
+@shape
+class Flushing(Request):
+    """What both forms of flush share."""
 
     expiry: int | None = u32("expiration", "when, in seconds", default=None)
+
+
+@message("kv: docs/BinaryProtocol.md 0x08", layout(ALL, name="now"), layout(ALL, "expiry", name="later"), opcode=0x08)
+class Flush(Flushing):
+    """Removes every item of the bucket."""
 
 
 @message(
@@ -427,7 +455,7 @@ class Flush(Request):
     opcode=0x18,
     answered=Answered.WHEN_REFUSED,
 )
-class FlushQ(Flush):
+class FlushQ(Flushing):
     """Removes every item of the bucket; success is not answered."""
 
 
@@ -441,26 +469,31 @@ class Version(Request):
     """Asks for the server's version."""
 
 
-@message("kv: docs/BinaryProtocol.md 0x0e", opcode=0x0E, replies=WRITE_REPLY)
-class Append(Request):
-    """Puts bytes behind the value of an item."""
+@shape
+class Extending(Request):
+    """What the commands share that add to a value."""
 
     key: bytes = key("the item's key")
     value: bytes = value("the bytes to add", default=b"")
 
 
+@message("kv: docs/BinaryProtocol.md 0x0e", opcode=0x0E, replies=WRITE_REPLY)
+class Append(Extending):
+    """Puts bytes behind the value of an item."""
+
+
 @message("kv: docs/BinaryProtocol.md 0x19", opcode=0x19, replies=WRITE_REPLY, answered=Answered.WHEN_REFUSED)
-class AppendQ(Append):
+class AppendQ(Extending):
     """Puts bytes behind the value of an item; success is not answered."""
 
 
 @message("kv: docs/BinaryProtocol.md 0x0f", opcode=0x0F, replies=WRITE_REPLY)
-class Prepend(Append):
+class Prepend(Extending):
     """Puts bytes in front of the value of an item."""
 
 
 @message("kv: docs/BinaryProtocol.md 0x1a", opcode=0x1A, replies=WRITE_REPLY, answered=Answered.WHEN_REFUSED)
-class PrependQ(Append):
+class PrependQ(Extending):
     """Puts bytes in front of the value of an item; success is not answered."""
 
 
@@ -479,21 +512,26 @@ class Verbosity(Request):
     level: int = u32("verbosity", "the level")
 
 
-@message("kv: docs/BinaryProtocol.md 0x1c", opcode=0x1C, replies=WRITE_REPLY)
-class Touch(Request):
-    """Gives an item a new expiry."""
+@shape
+class Touching(Request):
+    """What the commands share that give an item a new expiry."""
 
     expiry: int = u32("expiration", "when the item ends")
     key: bytes = key("the item's key")
 
 
+@message("kv: docs/BinaryProtocol.md 0x1c", opcode=0x1C, replies={Status.SUCCESS: Touched})
+class Touch(Touching):
+    """Gives an item a new expiry."""
+
+
 @message("kv: docs/BinaryProtocol.md 0x1d", opcode=0x1D, replies=ITEM_REPLY)
-class GetAndTouch(Touch):
+class GetAndTouch(Touching):
     """Asks for an item and gives it a new expiry."""
 
 
 @message("kv: docs/BinaryProtocol.md 0x1e", opcode=0x1E, replies=ITEM_REPLY, answered=Answered.UNLESS_MISSED)
-class GetAndTouchQ(Touch):
+class GetAndTouchQ(Touching):
     """Asks for an item and gives it a new expiry; a miss is not answered."""
 
 
@@ -510,16 +548,21 @@ class SaslListMechs(Request):
     """Asks for the mechanisms by which one may authenticate."""
 
 
-@message("kv: docs/BinaryProtocol.md 0x21", opcode=0x21, replies=SASL_REPLY)
-class SaslAuth(Request):
-    """Begins to authenticate."""
+@shape
+class Authenticating(Request):
+    """What the steps of authentication share."""
 
     mechanism: bytes = key("the mechanism", label="Key")
-    challenge: bytes = value("what the mechanism says first", default=b"")
+    challenge: bytes = value("what the mechanism says, secrets among it", default=b"", secret=True)
+
+
+@message("kv: docs/BinaryProtocol.md 0x21", opcode=0x21, replies=SASL_REPLY)
+class SaslAuth(Authenticating):
+    """Begins to authenticate."""
 
 
 @message("kv: docs/BinaryProtocol.md 0x22", opcode=0x22, replies=SASL_REPLY)
-class SaslStep(SaslAuth):
+class SaslStep(Authenticating):
     """Goes on to authenticate."""
 
 
@@ -540,6 +583,8 @@ class SetVBucket(Request):
 @message("kv: docs/BinaryProtocol.md 0x3e", opcode=0x3E, replies={Status.SUCCESS: VBucketStateReply})
 class GetVBucket(Request):
     """Asks for the state of a vbucket."""
+
+    key: bytes = key("ignored", default=b"")
 
 
 @message("kv: docs/BinaryProtocol.md 0x3f", opcode=0x3F)
@@ -575,7 +620,7 @@ class StartPersistence(Request):
 
 
 @message("kv: engines/ep, get replica; capture 07a_consumer_basic", opcode=0x83, replies=ITEM_REPLY)
-class GetReplica(Get):
+class GetReplica(OfItem):
     """Asks for an item of a replica vbucket."""
 
 
@@ -604,7 +649,7 @@ class ListBuckets(Request):
 class SelectBucket(Request):
     """Makes a bucket the one that this connection works on."""
 
-    name: bytes = key("the bucket's name", label="Key")
+    name: bytes = key("the bucket's name; empty for none", label="Key", default=b"")
 
 
 @message("capture 11_seqnos", opcode=0x91, replies={Status.SUCCESS: Observed})
@@ -629,10 +674,8 @@ class GetLocked(Request):
 
 
 @message("kv: docs/BinaryProtocol.md 0x95", opcode=0x95)
-class Unlock(Request):
+class Unlock(OfItem):
     """Gives up the lock of an item; the CAS proves it is ours."""
-
-    key: bytes = key("the item's key")
 
 
 @message("capture 08i_tap_registered", opcode=0x97, replies={Status.SUCCESS: CheckpointId})
@@ -670,9 +713,9 @@ _WITH_META_LAYOUTS = (
 )
 
 
-@message("kv: engines/ep/docs, set with meta", *_WITH_META_LAYOUTS, opcode=0xA2, replies=WRITE_REPLY)
-class SetWithMeta(Request):
-    """Stores an item with the revision and CAS that it has elsewhere; the newer of two versions wins."""
+@shape
+class StoringWithMeta(Request):
+    """What the commands share that write an item as it is elsewhere."""
 
     flags: int = u32("flags", "kept beside the value", default=0)
     expiry: int = u32("expiration", "when the item ends, or the time of a deletion", default=0)
@@ -684,6 +727,11 @@ class SetWithMeta(Request):
     meta: bytes | None = octets(Section.META, "Metadata", "extended metadata", default=None)
 
 
+@message("kv: engines/ep/docs, set with meta", *_WITH_META_LAYOUTS, opcode=0xA2, replies=WRITE_REPLY)
+class SetWithMeta(StoringWithMeta):
+    """Stores an item with the revision and CAS that it has elsewhere; the newer of two versions wins."""
+
+
 @message(
     "kv: engines/ep/docs, set with meta",
     *_WITH_META_LAYOUTS,
@@ -691,12 +739,12 @@ class SetWithMeta(Request):
     replies=WRITE_REPLY,
     answered=Answered.WHEN_REFUSED,
 )
-class SetWithMetaQ(SetWithMeta):
+class SetWithMetaQ(StoringWithMeta):
     """Stores an item with its revision and CAS; success is not answered."""
 
 
 @message("kv: engines/ep/docs, delete with meta", *_WITH_META_LAYOUTS, opcode=0xA8, replies=WRITE_REPLY)
-class DeleteWithMeta(SetWithMeta):
+class DeleteWithMeta(StoringWithMeta):
     """Removes an item, leaving a tombstone with the revision and CAS that it has elsewhere."""
 
 
@@ -707,7 +755,7 @@ class DeleteWithMeta(SetWithMeta):
     replies=WRITE_REPLY,
     answered=Answered.WHEN_REFUSED,
 )
-class DeleteWithMetaQ(SetWithMeta):
+class DeleteWithMetaQ(StoringWithMeta):
     """Removes an item with its revision and CAS; success is not answered."""
 
 
@@ -734,8 +782,9 @@ class CompactDb(Request):
     purge_before_seqno: Seqno = u64("purge before seqno", "drop tombstones up to this seqno", default=Seqno(0))
     drop_deletes: int = u8("drop deletes", "1: drop every tombstone", default=0)
     pad_byte: int = u8("pad", "nothing", default=0)
-    pad_half: int = u16("pad", "nothing", default=0)
+    vbucket_file: int = u16("db file id", "the vbucket whose file is meant, where the header does not say", default=0)
     pad_word: int = u32("pad", "nothing", default=0)
+    value: bytes = value("JSON with more settings", default=b"")
 
 
 @message(
@@ -764,18 +813,30 @@ class GetCollectionsManifest(Request):
     """Asks which scopes and collections a bucket has."""
 
 
-@message("kv: docs/Collections.md", opcode=0xBB, replies={Status.SUCCESS: CollectionIdReply})
+@message(
+    "kv: docs/Collections.md; daemon/mcbp_validators.cc",
+    layout(ALL, value="path", name="in value"),
+    layout(ALL, key="path", name="in key"),
+    opcode=0xBB,
+    replies={Status.SUCCESS: CollectionIdReply},
+)
 class GetCollectionId(Request):
     """Asks for the id of a collection."""
 
-    path: bytes = value("`scope.collection`", label="path", default=b"")
+    path: bytes = octets(Section.VALUE, "path", "`scope.collection`", default=b"", rule=Rule.MUST)
 
 
-@message("kv: docs/Collections.md", opcode=0xBC, replies={Status.SUCCESS: CollectionIdReply})
+@message(
+    "kv: docs/Collections.md; daemon/mcbp_validators.cc",
+    layout(ALL, value="path", name="in value"),
+    layout(ALL, key="path", name="in key"),
+    opcode=0xBC,
+    replies={Status.SUCCESS: CollectionIdReply},
+)
 class GetScopeId(Request):
     """Asks for the id of a scope."""
 
-    path: bytes = value("the scope's name", label="path", default=b"")
+    path: bytes = octets(Section.VALUE, "path", "the scope's name", default=b"", rule=Rule.MUST)
 
 
 @message(
@@ -799,6 +860,8 @@ class SubdocMultiLookup(Request):
     layout(ALL, "doc_flags", key="key", value="paths", name="with flags"),
     layout(ALL, "expiry", key="key", value="paths", name="with expiry"),
     layout(ALL, "expiry doc_flags", key="key", value="paths", name="with both"),
+    layout(ALL, "expiry user_flags", key="key", value="paths", name="with user flags"),
+    layout(ALL, "expiry user_flags doc_flags", key="key", value="paths", name="with all"),
     opcode=0xD1,
     replies=SUBDOC_REPLY,
 )
@@ -806,6 +869,7 @@ class SubdocMultiMutation(Request):
     """Changes several parts of a document."""
 
     expiry: int | None = u32("expiration", "when the document ends", default=None)
+    user_flags: int | None = u32("user flags", "kept beside the value, in the client's byte order", default=None)
     doc_flags: int | None = u8("doc flags", "how to treat the document", default=None)
     key: bytes = key("the document's key")
     paths: bytes = value("operation, flags, lengths, path and value of each", label="paths", default=b"")
@@ -868,7 +932,12 @@ class TapConnect(Request):
         "VBucket list", "only these vbuckets", VBUCKETS, when=TapConnectFlag.LIST_VBUCKETS, default=None
     )
     checkpoints: tuple[VBucketCheckpoint, ...] | None = rows(
-        "Checkpoints", "where to go on", CHECKPOINTS, when=TapConnectFlag.CHECKPOINT, default=None
+        "Checkpoints",
+        "where to go on; some clients leave it out where they know none",
+        CHECKPOINTS,
+        when=TapConnectFlag.CHECKPOINT,
+        optional=True,
+        default=None,
     )
     rest: bytes = value("bytes that no flag explains; one, from some clients that register", label="Rest", default=b"")
 
@@ -877,7 +946,7 @@ _TAP_HEAD = "engine_length tap_flags ttl reserved_1 reserved_2 reserved_3"
 _TAP_ITEM = f"{_TAP_HEAD} item_flags expiry"
 
 
-@message("tap.md:558", dialects=TAP, direction=PRODUCER)
+@shape
 class TapRequest(Request):
     """What the messages of a TAP stream share."""
 
@@ -983,6 +1052,17 @@ _CHECKPOINT_LAYOUTS = (
 )
 
 
+@shape
+class TapCheckpoint(TapRequest):
+    """What the two ends of a checkpoint share."""
+
+    item_flags: int | None = u32("Item Flags", "nothing", default=None, ignorable=True)
+    expiry: int | None = u32("Item Expiry", "nothing", default=None, ignorable=True)
+    engine: bytes | None = octets(Section.ENGINE, "Engine data", "nothing", default=None, ignorable=True)
+    key: bytes = key("the name of the message, from real servers", default=b"")
+    checkpoint: int = u64("Checkpoint", "its id", section=Section.VALUE)
+
+
 @message(
     "tap.md:882; captures 08i_tap_registered, 08l_tap_consumer",
     *_CHECKPOINT_LAYOUTS,
@@ -992,14 +1072,8 @@ _CHECKPOINT_LAYOUTS = (
     replies=TAP_REPLY,
     answered=Answered.WHEN_ASKED,
 )
-class TapCheckpointStart(TapRequest):
+class TapCheckpointStart(TapCheckpoint):
     """Tells that a checkpoint begins."""
-
-    item_flags: int | None = u32("Item Flags", "nothing", default=None, ignorable=True)
-    expiry: int | None = u32("Item Expiry", "nothing", default=None, ignorable=True)
-    engine: bytes | None = octets(Section.ENGINE, "Engine data", "nothing", default=None, ignorable=True)
-    key: bytes = key("the name of the message, from real servers", default=b"")
-    checkpoint: int = u64("Checkpoint", "its id", section=Section.VALUE)
 
 
 @message(
@@ -1011,7 +1085,7 @@ class TapCheckpointStart(TapRequest):
     replies=TAP_REPLY,
     answered=Answered.WHEN_ASKED,
 )
-class TapCheckpointEnd(TapCheckpointStart):
+class TapCheckpointEnd(TapCheckpoint):
     """Tells that a checkpoint ends."""
 
 
@@ -1207,19 +1281,9 @@ class Mutation(Request):
     meta: bytes = octets(Section.META, "Metadata", "extended metadata", default=b"", ignorable=True)
 
 
-@message(
-    "upr-transport.md:873; upr-transport-draft.md:591; kv: docs/dcp/documentation/commands/deletion.md",
-    layout(DRAFT, _DRAFT_ITEM, key="key", name="28 bytes"),
-    layout(UPR_DCP, "by_seqno rev_seqno meta_length", key="key", value="value", meta="meta", name="v1"),
-    layout(DCP, "by_seqno rev_seqno delete_time unused", key="key", value="value", name="v2"),
-    opcode={Dialect.UPR_DRAFT: 0x57, Dialect.UPR: 0x58, Dialect.DCP: 0x58},
-    direction=PRODUCER,
-    flow_controlled=True,
-    changes=True,
-    answered=Answered.WHEN_REFUSED,
-)
-class Deletion(Request):
-    """Tells that an item was removed."""
+@shape
+class Removal(Request):
+    """What deletion and expiration share."""
 
     by_seqno: Seqno = u64("by seqno", "the place of this change in its vbucket")
     rev_seqno: int = u64("rev seqno", "how often the item was changed")
@@ -1234,6 +1298,21 @@ class Deletion(Request):
 
 
 @message(
+    "upr-transport.md:873; upr-transport-draft.md:591; kv: docs/dcp/documentation/commands/deletion.md",
+    layout(DRAFT, _DRAFT_ITEM, key="key", name="28 bytes"),
+    layout(UPR_DCP, "by_seqno rev_seqno meta_length", key="key", value="value", meta="meta", name="v1"),
+    layout(DCP, "by_seqno rev_seqno delete_time unused", key="key", value="value", name="v2"),
+    opcode={Dialect.UPR_DRAFT: 0x57, Dialect.UPR: 0x58, Dialect.DCP: 0x58},
+    direction=PRODUCER,
+    flow_controlled=True,
+    changes=True,
+    answered=Answered.WHEN_REFUSED,
+)
+class Deletion(Removal):
+    """Tells that an item was removed."""
+
+
+@message(
     "upr-transport.md:944; upr-transport-draft.md:647; kv: docs/dcp/documentation/commands/expiration.md",
     layout(DRAFT, _DRAFT_ITEM, key="key", name="28 bytes"),
     layout(UPR_DCP, "by_seqno rev_seqno meta_length", key="key", value="value", meta="meta", name="v1"),
@@ -1244,7 +1323,7 @@ class Deletion(Request):
     changes=True,
     answered=Answered.WHEN_REFUSED,
 )
-class Expiration(Deletion):
+class Expiration(Removal):
     """Tells that an item came to its end by its expiry."""
 
 

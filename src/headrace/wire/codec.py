@@ -35,6 +35,14 @@ class Unknown(Message):
 
     frame: Frame
 
+    @property
+    def opcode(self) -> int:
+        """The opcode that nobody knows."""
+        return self.frame.header.opcode
+
+    def __repr__(self) -> str:
+        return f"Unknown({self.frame.header})"
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Malformed(Message):
@@ -43,6 +51,14 @@ class Malformed(Message):
     command: Spec
     frame: Frame
     problem: Misfit
+
+    @property
+    def opcode(self) -> int:
+        """The opcode of the command."""
+        return self.frame.header.opcode
+
+    def __repr__(self) -> str:
+        return f"Malformed({self.command.name}, {self.problem}, {self.frame.header})"
 
 
 def decode(data: bytes | Frame, dialect: Dialect = Dialect.DCP) -> Message:
@@ -83,7 +99,10 @@ def encode(message: Message, dialect: Dialect = Dialect.DCP) -> bytes:
     if spoken is None:
         raise LocalProtocolError(f"the {dialect} dialect has no {spec.name}")
     plan = _choose(message, PLANS[type(message), spoken], dialect)
-    extras, key, rest = plan.write(message)
+    try:
+        extras, key, rest = plan.write(message)
+    except TypeError as error:
+        raise LocalProtocolError(f"{spec.name} has a field of the wrong type: {error}") from error
     magic = _MAGIC_OF[spec.kind][message.framing is not None]
     if magic is None:
         raise LocalProtocolError(f"{spec.name} has no header with framing extras")
@@ -116,7 +135,7 @@ def _choose(message: Message, plans: tuple[Plan, ...], dialect: Dialect) -> Plan
     if able:
         return min(able, key=lambda plan: (plan.dropped(message), plan.padding(message)))
     unsent = [
-        f"{name}={getattr(message, name)!r}"
+        f"{name}={message.shown(name)}"
         for name in message.spec.fields
         if not any(plan.says(message, name) for plan in plans)
     ]

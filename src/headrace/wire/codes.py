@@ -220,6 +220,26 @@ class WithMetaOption(IntFlag):
     IS_EXPIRATION = 0x10
 
 
+class RequestFrameInfo(IntEnum):
+    """What the framing extras of a request may hold."""
+
+    BARRIER = 0
+    DURABILITY = 1
+    STREAM_ID = 2
+    IMPERSONATE_USER = 4
+    PRESERVE_EXPIRY = 5
+    IMPERSONATE_EXTRA_PRIVILEGE = 6
+
+
+class ResponseFrameInfo(IntEnum):
+    """What the framing extras of an answer may hold."""
+
+    SERVER_DURATION = 0
+    READ_UNITS = 1
+    WRITE_UNITS = 2
+    THROTTLE_DURATION = 3
+
+
 class Feature(IntEnum):
     """What hello can agree on."""
 
@@ -256,7 +276,9 @@ class Feature(IntEnum):
 def names_of(codes: type[IntEnum] | type[IntFlag], number: int) -> str:
     """Spell a number in the words of its enum: `takeover, disk only`; empty where it has no name."""
     if issubclass(codes, IntFlag):
-        return ", ".join(words(flag.name) for flag in codes if flag.name and number & flag)
+        known = [flag for flag in codes if flag.name and number & flag]
+        rest = number & ~sum(known)
+        return ", ".join([*(words(flag.name or "") for flag in known), *([f"0x{rest:x}"] if rest else [])])
     return next((words(code.name) for code in codes if code == number), "")
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headrace.wire.codes import Datatype, Magic, Status, names_of, words
+from headrace.errors import RemoteProtocolError
+from headrace.wire.codes import Datatype, Magic, RequestFrameInfo, ResponseFrameInfo, Status, names_of, words
 from headrace.wire.dialects import Dialect
-from headrace.wire.fields import FieldSpec, Integer, Octets, Rule, Section, machine_name
+from headrace.wire.fields import FieldSpec, Integer, Octets, Rows, Rule, Section, machine_name
+from headrace.wire.frame_info import split_frame_infos
 from headrace.wire.header import FLEXIBLE_MAGICS, MAGICS, Header
 from headrace.wire.limits import HEADER_BYTES
 from headrace.wire.message import Kind
-from headrace.wire.plan import Misfit, Plan, part_length, read_first, rows_of
+from headrace.wire.plan import Misfit, Plan, brought, part_length, read_first, rows_of
 from headrace.wire.registry import ANSWERS, PLANS, kind_of, lookup, reply_to
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from headrace.wire.message import Message, Spec
 
@@ -120,7 +122,7 @@ def dissect(data: bytes, dialect: Dialect) -> Dissection:
         title=_title(family, name, kind, header.opcode),
         sentence=sentence,
         data=data,
-        fields=(*_header_fields(header, kind, spec, family), *_framing_fields(header, data), *body),
+        fields=(*_header_fields(header, kind, spec, family), *_framing_fields(header, kind, data), *body),
         problems=tuple(sorted(problems, key=lambda problem: problem.offset)),
         known=spec is not None,
     )
@@ -197,10 +199,25 @@ def _header_fields(header: Header, kind: Kind, spec: Spec | None, family: str) -
     yield row("CAS", 16, 8, header.cas)
 
 
-def _framing_fields(header: Header, data: bytes) -> Iterator[FieldView]:
+def _framing_fields(header: Header, kind: Kind, data: bytes) -> Iterator[FieldView]:
+    """The framing extras: bytes, and what they say."""
     framing = data[HEADER_BYTES : HEADER_BYTES + header.framing_length]
-    if framing:
-        yield _octets("framing_extras", "Framing extras", HEADER_BYTES, framing, depth=1)
+    if not framing:
+        return
+    names = ResponseFrameInfo if kind in ANSWERS else RequestFrameInfo
+    try:
+        told = [(names_of(names, info.id) or f"0x{info.id:x}", info.data) for info in split_frame_infos(framing)]
+    except RemoteProtocolError as error:
+        told = [(error.text, b"")]
+    yield FieldView(
+        name="framing_extras",
+        label="Framing extras",
+        offset=HEADER_BYTES,
+        length=len(framing),
+        value=framing,
+        meaning=", ".join(f"{name} 0x{data.hex()}" if data else name for name, data in told),
+        depth=1,
+    )
 
 
 def _raw_body(header: Header, data: bytes) -> Iterator[FieldView]:
@@ -224,9 +241,9 @@ def _known_body(
     if consistent:
         read = read_first(plans, header, body)
         if not isinstance(read, Misfit):
-            return list(_Walk(read[0], dialect, header, body).fields()), []
+            return list(_Walk(read[0], dialect, header, body, consistent=True).fields()), []
         misfit = read
-    walks = [_Walk(plan, dialect, header, body) for plan in plans]
+    walks = [_Walk(plan, dialect, header, body, consistent=consistent) for plan in plans]
     views = [(walk, list(walk.fields())) for walk in walks]
 
     def rank(walk: _Walk) -> tuple[bool, int, bool]:
@@ -243,10 +260,11 @@ def _known_body(
 
 
 class _Walk:
-    """Lays a plan's fields over a body, whether or not the header agrees."""
+    """Lays a plan's fields over a body, whether or not the header agrees with them, or with itself."""
 
-    def __init__(self, plan: Plan, dialect: Dialect, header: Header, body: bytes) -> None:
+    def __init__(self, plan: Plan, dialect: Dialect, header: Header, body: bytes, *, consistent: bool) -> None:
         self.plan = plan
+        self.consistent = consistent
         self.dialect = dialect
         self.header = header
         self.body = body
@@ -259,15 +277,7 @@ class _Walk:
     def fields(self) -> Iterator[FieldView]:
         """Every field that the body has bytes for, then the bytes that no field explains."""
         layout = self.plan.layout
-        at = self.header.framing_length
-        if self.plan.raw_extras:
-            yield from self._part(self.plan.raw_extras, at, at + self.extras_size)
-            at += self.extras_size
-        else:
-            for name in layout.extras:
-                size = self.plan.spec.integer(name).size
-                yield from self._part(name, at, at + size)
-                at += size
+        at = yield from self._extras(self.header.framing_length)
         engine = self._numbers.get("engine_length", 0) if layout.engine else 0
         meta = self._numbers.get("meta_length", 0) if layout.meta else 0
         stated = self._numbers.get("engine_length", 0)
@@ -276,25 +286,46 @@ class _Walk:
             self._wrong(self.header.framing_length, text)
         yield from self._parts(Section.ENGINE, at, at + engine)
         at += engine
-        key_end = at + (self.header.key_length if self.plan.key_rule is not Rule.MUST_NOT else 0)
+        keyed = self.consistent or self.plan.key_rule is not Rule.MUST_NOT
+        key_end = at + (self.header.key_length if keyed else 0)
         if layout.key:
             yield from self._part(layout.key, at, key_end)
+        elif self.body[at:key_end]:
+            yield _octets("key", "Key", HEADER_BYTES + at, self.body[at:key_end])
         end = max(key_end, len(self.body) - meta)
         yield from self._parts(Section.VALUE, key_end, end)
         if layout.meta:
             yield from self._part(layout.meta, end, end + meta)
+
+    def _extras(self, start: int) -> Generator[FieldView, None, int]:
+        """The fields of the extras; where they end, by a header that can be believed or by the fields themselves."""
+        end = start + (self.header.extras_length if self.consistent else self.extras_size)
+        if self.plan.raw_extras:
+            yield from self._part(self.plan.raw_extras, start, end)
+            return end
+        at = start
+        for name in self.plan.layout.extras:
+            size = self.plan.spec.integer(name).size
+            if at + size > end:
+                break
+            yield from self._part(name, at, at + size)
+            at += size
+        if at < end:
+            yield _octets("unexplained", "Unexplained", HEADER_BYTES + at, self.body[at:end])
+        return end
 
     def _parts(self, section: Section, start: int, end: int) -> Iterator[FieldView]:
         data = self.body[start:end]
         at = whole = 0
         for name in self.plan.parts(section):
             spec = self.plan.spec.field(name)
-            if spec.when and not self._numbers.get("flags", 0) & spec.when:
+            if not brought(spec, self._numbers.get("flags"), len(data) - at):
                 continue
             length = part_length(spec, data, min(at, len(data)))
             if length < 0:
-                size = spec.kind.packer.size if not isinstance(spec.kind, Integer | Octets) else 1
-                length = (len(data) - at) // size * size
+                assert isinstance(spec.kind, Rows)
+                size = spec.kind.packer.size
+                length = min((len(data) - at) // size, spec.kind.rows_max) * size
             yield from self._part(name, start + at, start + at + length, end)
             at += length
             whole = at if at <= len(data) else whole

@@ -59,9 +59,14 @@ class Octets:
     """All the bytes that are left in the section."""
 
 
+@cache
+def _packer(layout: str) -> struct.Struct:
+    return struct.Struct(">" + layout)
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of integers: as many as a 16-bit count says, or as the section has room for.
+    """Rows of integers: as many as a 16-bit count says, or as the section has room for, up to `rows_max`.
 
     `columns` are the labels of one row, `row` makes a row of the numbers (a NamedTuple, or int for one column).
     """
@@ -69,17 +74,22 @@ class Rows:
     layout: str
     columns: tuple[str, ...]
     row: Any
+    rows_max: int = 1 << 16
     counted: bool = False
 
     @property
     def packer(self) -> struct.Struct:
         """The struct of one row."""
-        return struct.Struct(">" + self.layout)
+        return _packer(self.layout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldSpec:
-    """Everything that is known of a field, written once."""
+    """Everything that is known of a field, written once.
+
+    `when` is the flag that brings a field along, `optional` marks one that may be missing even then. What is `secret`
+    is never shown by `repr`, so that no log has it.
+    """
 
     section: Section
     kind: Integer | Octets | Rows
@@ -89,6 +99,8 @@ class FieldSpec:
     zero: str = ""
     ignorable: bool = False
     when: int = 0
+    optional: bool = False
+    secret: bool = False
     rule: Rule = Rule.MAY
 
     def names_in(self, dialect: Dialect) -> Names | None:
@@ -147,9 +159,9 @@ def key(sentence: str, *, label: str = "Key", default: Any = _REQUIRED) -> Any:
     return octets(Section.KEY, label, sentence, default=default, rule=rule)
 
 
-def value(sentence: str, *, label: str = "Value", default: Any = b"", rule: Rule = Rule.MAY) -> Any:
+def value(sentence: str, *, label: str = "Value", default: Any = b"", secret: bool = False) -> Any:
     """Declare a value that is opaque to the protocol."""
-    return octets(Section.VALUE, label, sentence, default=default, rule=rule)
+    return octets(Section.VALUE, label, sentence, default=default, secret=secret)
 
 
 def rows(label: str, sentence: str, kind: Rows, *, default: Any = _REQUIRED, **more: Any) -> Any:

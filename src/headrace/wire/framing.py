@@ -43,7 +43,7 @@ class FrameReader:
         self._start = 0
         self._consumed_bytes = 0
         self._header: Header | None = None
-        self._error: RemoteProtocolError | None = None
+        self._error: tuple[str, int] | None = None
 
     @property
     def buffered_bytes(self) -> int:
@@ -67,7 +67,7 @@ class FrameReader:
     def next_frame(self) -> Frame | NeedData:
         """Give the next whole frame. After bytes that cannot be one, the same error comes for ever."""
         if self._error:
-            raise self._error
+            raise RemoteProtocolError(self._error[0], offset=self._error[1])
         if self._header is None and not self._read_header():
             return NEED_DATA
         header = self._header
@@ -88,10 +88,10 @@ class FrameReader:
         header = Header.parse(self._buffer, self._start)
         problem = header.problem(self._limits.body_bytes_max)
         if problem:
-            self._error = RemoteProtocolError(problem[1], offset=self._consumed_bytes + problem[0])
+            self._error = problem[1], self._consumed_bytes + problem[0]
             self._buffer.clear()
             self._start = 0
-            raise self._error
+            raise RemoteProtocolError(self._error[0], offset=self._error[1])
         self._header = header
         return True
 

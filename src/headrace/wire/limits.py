@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from headrace.errors import LocalProtocolError
+
 HEADER_BYTES = 24
 """The fixed header in front of every message of every dialect."""
 
@@ -20,8 +22,11 @@ INFLATED_BYTES_MAX = BODY_BYTES_MAX
 XATTR_BYTES_MAX = BODY_BYTES_MAX
 """The largest block of extended attributes."""
 
-XATTR_PAIRS_MAX = 4096
-"""The most extended attributes that one item may have."""
+XATTR_PAIRS_MAX = 512
+"""The most extended attributes that one item may have; each name is compared with all before it."""
+
+XATTR_NAME_BYTES_MAX = 128
+"""The longest name of an extended attribute. Couchbase's clients may use 16 bytes."""
 
 BUFFERED_BYTES_MAX = 2 * (HEADER_BYTES + BODY_BYTES_MAX)
 """How far a reader may be fed ahead of what was taken out of it."""
@@ -33,3 +38,9 @@ class Limits:
 
     body_bytes_max: int = BODY_BYTES_MAX
     buffered_bytes_max: int = BUFFERED_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        if self.buffered_bytes_max < HEADER_BYTES + self.body_bytes_max:
+            raise LocalProtocolError(
+                f"a buffer of {self.buffered_bytes_max} bytes never holds a frame with a body of {self.body_bytes_max}"
+            )

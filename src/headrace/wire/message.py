@@ -21,6 +21,7 @@ from headrace.wire.dialects import ALL, Dialect
 from headrace.wire.fields import DERIVED, FieldSpec, Integer, Rule, Section
 
 T = TypeVar("T", bound="type[Message]")
+_SHOWN_BYTES = 64
 
 
 class Kind(StrEnum):
@@ -128,7 +129,7 @@ class Spec:
 class Message:
     """What every message has. `framing` is None under a classic header, else the flexible header's extras.
 
-    `layout` is set by decoding where the bytes were not in the layout that encoding would choose.
+    `layout` names the layout that the bytes had, so that they go out as they came; empty lets encoding choose.
     """
 
     spec: ClassVar[Spec]
@@ -151,8 +152,20 @@ class Message:
 
     def __repr__(self) -> str:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
-        told = {name: content for name, content in self._content().items() if content != defaults[name]}
-        return f"{type(self).__name__}({', '.join(f'{name}={content!r}' for name, content in told.items())})"
+        told = [name for name, content in self._content().items() if content != defaults[name]]
+        return f"{type(self).__name__}({', '.join(f'{name}={self.shown(name)}' for name in told)})"
+
+    def shown(self, name: str) -> str:
+        """A field as errors and logs may show it: no secrets, and no more of a value than a line holds."""
+        content = getattr(self, name)
+        declared = self.spec.fields.get(name)
+        if declared is not None and declared.secret:
+            return f"<{len(content)} bytes>"
+        if isinstance(content, bytes) and len(content) > _SHOWN_BYTES:
+            return f"{content[:_SHOWN_BYTES]!r}... ({len(content)} bytes)"
+        if isinstance(content, tuple) and len(content) > _SHOWN_BYTES:
+            return f"{content[:4]!r}... ({len(content)} rows)"
+        return repr(content)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -216,6 +229,31 @@ def layout(
     )
 
 
+# Equality, hash and repr come from Message: to generate them for each of 120 classes would double the import.
+_value = dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False, match_args=False)
+
+
+@dataclass_transform(
+    kw_only_default=True,
+    frozen_default=True,
+    field_specifiers=(
+        fields.u8,
+        fields.u16,
+        fields.u32,
+        fields.u64,
+        fields.octets,
+        fields.key,
+        fields.value,
+        fields.rows,
+        dataclasses.field,
+    ),
+)
+def shape(cls: T) -> T:
+    """Make a class a frozen value that messages are built on; it is no message itself, and has no entry."""
+    made: T = _value(cls)  # type: ignore[assignment]  # the same class, slotted
+    return made
+
+
 @dataclass_transform(
     kw_only_default=True,
     frozen_default=True,
@@ -245,9 +283,7 @@ def message(
     """Make a class a frozen value and give it its entry; its docstring is the catalogue's sentence."""
 
     def enter(cls: T) -> T:
-        # Equality, hash and repr come from Message: to generate them for each of 120 classes would double the import.
-        plain = dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False, match_args=False)
-        made: T = plain(cls)  # type: ignore[assignment]  # the same class, slotted
+        made = shape(cls)
         known_fields = [f for f in dataclasses.fields(made) if "spec" in f.metadata]
         declared = {f.name: f.metadata["spec"] for f in known_fields}
         opcodes = dict.fromkeys(dialects, opcode) if isinstance(opcode, int) else dict(opcode or {})

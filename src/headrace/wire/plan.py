@@ -98,14 +98,14 @@ class Plan:
         at = 0
         for name in self.parts(section):
             spec = self.spec.field(name)
-            if spec.when and not (values.get("flags") or 0) & spec.when:
+            left = len(data) - at
+            if not brought(spec, values.get("flags"), left):
                 continue
             length = part_length(spec, data, at)
-            left = len(data) - at
             if length > left:
                 return Misfit(HEADER_BYTES + start + at, f"{spec.label} needs {length} bytes, {left} are left")
             if length < 0:
-                return Misfit(HEADER_BYTES + start + at, f"{left} bytes are no whole number of {spec.label}")
+                return Misfit(HEADER_BYTES + start + at, f"{left} bytes are no {spec.label}: {rows_rule(spec)}")
             values[name] = part_value(spec, data[at : at + length])
             at += length
         if at < len(data):
@@ -165,11 +165,11 @@ class Plan:
             content = getattr(message, name)
             if spec.when:
                 asked = bool((getattr(message, "flags", None) or 0) & spec.when)
-                if asked == (content is None):
+                if asked == (content is None) and not (asked and spec.optional):
                     raise LocalProtocolError(
                         f"{self.spec.name}: flag 0x{spec.when:02x} and {spec.label} come together or not at all"
                     )
-                if not asked:
+                if content is None:
                     continue
             written.append(self._write_part(spec, content, self.layout.constants.get(name, 0)))
         return b"".join(written)
@@ -203,8 +203,21 @@ def read_first(plans: tuple[Plan, ...], header: Header, body: bytes) -> tuple[Pl
     return meant or Misfit(4, f"extras of {header.extras_length} bytes; it takes {' or '.join(map(str, sizes))}")
 
 
+def brought(spec: FieldSpec, flags: int | None, left: int) -> bool:
+    """Whether a field is there: always, or because of its flag; an optional one only where bytes for it are."""
+    if not spec.when:
+        return True
+    return bool((flags or 0) & spec.when) and not (spec.optional and left < _COUNT.size)
+
+
+def rows_rule(spec: FieldSpec) -> str:
+    """What rows have to be, in words."""
+    assert isinstance(spec.kind, Rows)
+    return f"at most {spec.kind.rows_max} rows of {spec.kind.packer.size} bytes"
+
+
 def part_length(spec: FieldSpec, data: bytes, at: int) -> int:
-    """How many bytes a field takes at this place; more than are left when it is cut, -1 when rows do not divide."""
+    """How many bytes a field takes at this place; more than are left when it is cut, -1 when they are no rows."""
     left = len(data) - at
     if isinstance(spec.kind, Integer):
         return spec.kind.size
@@ -212,7 +225,7 @@ def part_length(spec: FieldSpec, data: bytes, at: int) -> int:
         return left
     size = spec.kind.packer.size
     if not spec.kind.counted:
-        return left if left % size == 0 else -1
+        return left if left % size == 0 and left <= size * spec.kind.rows_max else -1
     if left < _COUNT.size:
         return _COUNT.size
     return int(_COUNT.size + size * _COUNT.unpack_from(data, at)[0])

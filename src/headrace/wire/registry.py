@@ -11,12 +11,9 @@ from headrace.wire.plan import Plan
 
 
 def _entered(base: type[Message]) -> tuple[type[Message], ...]:
-    """The classes of the catalogue below a base, in the order in which they are written there.
-
-    A request without an opcode is what others share, and no message by itself.
-    """
+    """The messages of the catalogue below a base, in the order in which they are written there."""
     found = [cls for cls in vars(catalogue).values() if isinstance(cls, type) and issubclass(cls, base)]
-    return tuple(cls for cls in found if "spec" in vars(cls) and (cls.spec.opcodes or issubclass(cls, Response)))
+    return tuple(cls for cls in found if "spec" in vars(cls))
 
 
 REQUESTS = _entered(Request)

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 
 from headrace.errors import LocalProtocolError, RemoteProtocolError
-from headrace.wire.limits import XATTR_BYTES_MAX, XATTR_PAIRS_MAX
+from headrace.wire.limits import XATTR_BYTES_MAX, XATTR_NAME_BYTES_MAX, XATTR_PAIRS_MAX
 
 _LENGTH = struct.Struct(">I")
 
@@ -40,6 +40,8 @@ def _read_pair(value: bytes, start: int, end: int, pairs: dict[bytes, bytes]) ->
     if first + length > end:
         raise RemoteProtocolError(f"an xattr pair of {length} bytes leads out of its block", offset=start)
     match value[first : first + length].split(b"\0"):
+        case [name, _, b""] if len(name) > XATTR_NAME_BYTES_MAX:
+            raise RemoteProtocolError(f"an xattr's name has {len(name)} bytes", offset=first)
         case [name, text, b""] if name not in pairs:
             pairs[name] = text
         case [name, _, b""]:
@@ -51,8 +53,12 @@ def _read_pair(value: bytes, start: int, end: int, pairs: dict[bytes, bytes]) ->
 
 def join_xattrs(pairs: Mapping[bytes, bytes], document: bytes) -> bytes:
     """Put attributes in front of a document."""
+    if len(pairs) > XATTR_PAIRS_MAX:
+        raise LocalProtocolError(f"{len(pairs)} xattrs; at most {XATTR_PAIRS_MAX} are sent")
     block = bytearray()
     for name, text in pairs.items():
+        if len(name) > XATTR_NAME_BYTES_MAX:
+            raise LocalProtocolError(f"an xattr's name has {len(name)} bytes; at most {XATTR_NAME_BYTES_MAX} are sent")
         if b"\0" in name or b"\0" in text:
             raise LocalProtocolError(f"the xattr {name!r} holds a zero byte, which ends it on the wire")
         block += _LENGTH.pack(len(name) + len(text) + 2) + name + b"\0" + text + b"\0"
