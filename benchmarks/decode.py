@@ -6,8 +6,9 @@ A stream of DCP mutations is cut into pieces as a socket would give them. Each c
 and its best round counts, so that a busy machine disturbs all alike.
 
 Memory decides what memcpy can do, so it and the kernel are each measured twice. "new memory": every result is kept, as
-by somebody who still reads it, and lies in memory that is new to the process. "warm memory": a result is dropped before
-the next is made, and the next lies in the same memory, much of it in the processor's cache. Both take memory of numpy.
+by somebody who still reads it, and lies in memory that the system gives anew. "warm memory": a result is dropped before
+the next is made, and the next lies in the same memory, much of it in the processor's cache. Both take memory of numpy,
+which takes it of malloc; malloc is told which of the two it is, since by itself it changes its mind.
 
 The last lines start a new process with the compiled kernel on disk and time its first batch.
 """
@@ -15,6 +16,7 @@ The last lines start a new process with the compiled kernel on disk and time its
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import platform
 import subprocess
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
 VALUE_BYTES = (16, 256, 2048)
 PLAIN_BYTES = 4 * 1024 * 1024
 FRESH_RUNS = 5
+
+# malloc.h of glibc
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+LARGE_BYTES, LARGEST_BYTES, KEEP_ALL = 1 << 20, 32 << 20, 1 << 30
 
 FRESH_PROCESS = """
 import time
@@ -84,8 +90,17 @@ def stream(value_bytes: int, total_bytes: int) -> Stream:
     return Stream(b"".join(frames), len(frames))
 
 
+def choose_memory(*, new: bool) -> None:
+    """Tell glibc's malloc to fetch large blocks from the system each time, or to keep what it has."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        mallopt(M_MMAP_THRESHOLD, LARGE_BYTES if new else LARGEST_BYTES)
+        mallopt(M_TRIM_THRESHOLD, LARGE_BYTES if new else KEEP_ALL)
+
+
 def run_kernel(data: bytes, piece: int, *, kept: bool) -> list[object]:
     """Decode all pieces; what a piece cuts off is given again with the next."""
+    choose_memory(new=kept)
     settings, positions = Settings(), Positions()
     view = memoryview(data)
     results: list[object] = []
@@ -101,6 +116,7 @@ def run_kernel(data: bytes, piece: int, *, kept: bool) -> list[object]:
 
 def run_memcpy(data: bytes, piece: int, *, kept: bool) -> list[object]:
     """Copy all pieces."""
+    choose_memory(new=kept)
     source = np.frombuffer(data, np.uint8)
     results: list[object] = []
     again = np.empty(piece, np.uint8)

@@ -42,26 +42,32 @@ _LINE_BYTES = 64
 
 
 @compiled
-def layout_cell(layouts: int, layout: int, column: int) -> int:
-    """A number of the table of layouts."""
-    return native64(layouts + 8 * (layout * s.LAYOUT_COLUMNS + column))
+def argument(args: int, which: int) -> int:
+    """One of the kernel's arguments, an address among them; also one of the counts of its report."""
+    return native64(args + 8 * which)
+
+
+@compiled
+def layout_row(layouts: int, layout: int) -> int:
+    """Where the table of layouts describes one."""
+    return layouts + 8 * layout * s.LAYOUT_COLUMNS
 
 
 def scan(args: int) -> int:
     """Find the frames of the next batch: where each begins, which layout it has, what they need."""
-    data = native64(args + 8 * s.A_DATA)
-    end = data + native64(args + 8 * s.A_END)
-    magics = native64(args + 8 * s.A_MAGICS)
-    layout_of = native64(args + 8 * s.A_LAYOUT_OF)
-    layouts = native64(args + 8 * s.A_LAYOUTS)
-    stop_opcode = native64(args + 8 * s.A_STOP_OPCODE)
-    body_max = native64(args + 8 * s.A_BODY_MAX)
-    inflated_max = native64(args + 8 * s.A_INFLATED_MAX)
-    rows_max = native64(args + 8 * s.A_ROWS_MAX)
-    value_max = native64(args + 8 * s.A_VALUE_MAX)
-    places = native64(args + 8 * s.A_PLACES)
-    kinds = native64(args + 8 * s.A_KINDS)
-    report = native64(args + 8 * s.A_REPORT)
+    data = argument(args, s.A_DATA)
+    end = data + argument(args, s.A_END)
+    magics = argument(args, s.A_MAGICS)
+    layout_of = argument(args, s.A_LAYOUT_OF)
+    layouts = argument(args, s.A_LAYOUTS)
+    stop_opcode = argument(args, s.A_STOP_OPCODE)
+    body_max = argument(args, s.A_BODY_MAX)
+    inflated_max = argument(args, s.A_INFLATED_MAX)
+    rows_max = argument(args, s.A_ROWS_MAX)
+    value_max = argument(args, s.A_VALUE_MAX)
+    places = argument(args, s.A_PLACES)
+    kinds = argument(args, s.A_KINDS)
+    report = argument(args, s.A_REPORT)
     pos = ahead = data
     frames = rows = key_bytes = value_bytes = control_bytes = xattr_bytes = seen_events = timed = 0
     # What the last frame's magic, opcode and extras length came to; most frames are like the one before.
@@ -81,12 +87,12 @@ def scan(args: int) -> int:
             if kind == s.REQUEST_FRAME:
                 layout = load8(layout_of + 256 * opcode + load8(pos + 4))
             if layout != s.NO_LAYOUT:
-                at_meta = layout_cell(layouts, layout, s.AT_META_LENGTH)
-                at_expiry = layout_cell(layouts, layout, s.AT_EXPIRY)
-                at_lock = layout_cell(layouts, layout, s.AT_LOCK_TIME)
-                rule = layout_cell(layouts, layout, s.KEY_RULE)
-                has_value = layout_cell(layouts, layout, s.HAS_VALUE)
-                event = layout_cell(layouts, layout, s.EVENT)
+                at_meta = argument(layout_row(layouts, layout), s.AT_META_LENGTH)
+                at_expiry = argument(layout_row(layouts, layout), s.AT_EXPIRY)
+                at_lock = argument(layout_row(layouts, layout), s.AT_LOCK_TIME)
+                rule = argument(layout_row(layouts, layout), s.KEY_RULE)
+                has_value = argument(layout_row(layouts, layout), s.HAS_VALUE)
+                event = argument(layout_row(layouts, layout), s.EVENT)
                 seen_events |= 1 << event
                 packs = event <= EXPIRATION
         extras = pos + HEADER_BYTES
@@ -159,22 +165,22 @@ def scan(args: int) -> int:
 @compiled
 def note_marker(args: int, pos: int, frame_end: int) -> None:
     """Keep the range of a snapshot marker for the rows of its vbucket."""
-    state = native64(args + 8 * s.A_STATE)
+    state = argument(args, s.A_STATE)
     magic = load8(pos)
     framing = load8(pos + 2) if magic <= _FLEXIBLE_MAX else 0
     key_length = load8(pos + 3) if magic <= _FLEXIBLE_MAX else load16(pos + 2)
     body = pos + HEADER_BYTES + framing
-    for row in range(native64(args + 8 * s.A_MARKER_ROWS)):
-        marker = native64(args + 8 * s.A_MARKERS) + 8 * row * s.MARKER_COLUMNS
-        version = native64(marker + 8 * s.MARKER_VERSION)
+    for row in range(argument(args, s.A_MARKER_ROWS)):
+        marker = argument(args, s.A_MARKERS) + 8 * row * s.MARKER_COLUMNS
+        version = argument(marker, s.MARKER_VERSION)
         if (
             key_length == 0
-            and load8(pos + 4) == native64(marker + 8 * s.MARKER_EXTRAS)
-            and frame_end - body == native64(marker + 8 * s.MARKER_BODY)
+            and load8(pos + 4) == argument(marker, s.MARKER_EXTRAS)
+            and frame_end - body == argument(marker, s.MARKER_BODY)
             and (version < 0 or load8(body) == version)
         ):
             place = state + 8 * load16(pos + 6)
-            flags = load32(body + native64(marker + 8 * s.AT_TYPE))
+            flags = load32(body + argument(marker, s.AT_TYPE))
             kind = OTHER
             if flags & _HISTORY_FLAG:
                 kind = HISTORY
@@ -182,8 +188,8 @@ def note_marker(args: int, pos: int, frame_end: int) -> None:
                 kind = DISK
             elif flags & _MEMORY_FLAG:
                 kind = MEMORY
-            store64(place + 8 * s.VBUCKETS * s.P_START, load64(body + native64(marker + 8 * s.AT_START)))
-            store64(place + 8 * s.VBUCKETS * s.P_END, load64(body + native64(marker + 8 * s.AT_END)))
+            store64(place + 8 * s.VBUCKETS * s.P_START, load64(body + argument(marker, s.AT_START)))
+            store64(place + 8 * s.VBUCKETS * s.P_END, load64(body + argument(marker, s.AT_END)))
             store64(place + 8 * s.VBUCKETS * s.P_TYPE, kind)
 
 
@@ -212,110 +218,136 @@ def unpack(args: int, datatype: int, value: int, length: int, target: int, first
     else:
         copy_bytes(target, value, length)
     if datatype & _XATTR and length > 0:
-        store32(first_pair, native64(native64(args + 8 * s.A_REPORT) + 8 * s.PAIR) + 1)
+        store32(first_pair, argument(argument(args, s.A_REPORT), s.PAIR) + 1)
         if split_pairs(args, target, length) < 0:
             return -1
-        length -= native64(native64(args + 8 * s.A_REPORT) + 8 * s.REMOVED)
+        length -= argument(argument(args, s.A_REPORT), s.REMOVED)
     return length
+
+
+@compiled
+def copy_key(target: int, key: int, length: int, text: int) -> bool:
+    """Put a key in its column; False when it has to be text and is not."""
+    if 8 <= length <= 16:
+        # Two overlapping words hold a key of usual length: tested and copied without a call.
+        first = native64(key)
+        last = native64(key + length - 8)
+        store64(target, first)
+        store64(target + length - 8, last)
+        if (first | last) & HIGH_BITS == 0:
+            return True
+    else:
+        copy_bytes(target, key, length)
+    return text == 0 or is_utf8(key, key + length)
+
+
+@compiled
+def number64(extras: int, offset: int) -> int:
+    """A field of 64 bits, where the layout has it."""
+    return load64(extras + offset) if offset >= 0 else s.ABSENT
+
+
+@compiled
+def number32(extras: int, offset: int) -> int:
+    """A field of 32 bits, where the layout has it."""
+    return load32(extras + offset) if offset >= 0 else s.ABSENT
+
+
+@compiled
+def store_longs(args: int, layout: int, pos: int, extras: int, place: int, target: int, column: int) -> int:
+    """Write the 64-bit columns of a row; 1 when its CAS is a clock. `layout` is the layout's row in its table."""
+    cas = load64(pos + 16)
+    dated = _CLOCK_FROM <= cas < _CLOCK_TO
+    # A system event has no flags: its kind stands in their column.
+    at_kind = argument(layout, s.AT_SYSTEM_KIND)
+    store64(target + s.VBUUID * column, native64(place + 8 * s.VBUCKETS * s.P_VBUUID))
+    store64(target + s.SEQNO * column, number64(extras, argument(layout, s.AT_SEQNO)))
+    store64(target + s.REV * column, number64(extras, argument(layout, s.AT_REV)))
+    store64(target + s.CAS * column, cas)
+    store64(target + s.FLAGS * column, number32(extras, at_kind if at_kind >= 0 else argument(layout, s.AT_FLAGS)))
+    store64(target + s.SNAP_START * column, native64(place + 8 * s.VBUCKETS * s.P_START))
+    store64(target + s.SNAP_END * column, native64(place + 8 * s.VBUCKETS * s.P_END))
+    store64(target + s.CHANGED_AT * column, cas // 1000 if dated else s.ABSENT)
+    if argument(args, s.A_WIDE) != 0:
+        store64(target + s.EXPIRY * column, number32(extras, argument(layout, s.AT_EXPIRY)))
+        store64(target + s.LOCK_TIME * column, number32(extras, argument(layout, s.AT_LOCK_TIME)))
+        store64(target + s.DELETE_TIME * column, number32(extras, argument(layout, s.AT_DELETE_TIME)))
+    return 1 if dated else 0
+
+
+@compiled
+def put_beside(args: int, pos: int, frame_end: int, number: int, row: int, at: int) -> int:
+    """Keep a frame that is no row, behind those kept before it; what it counts for flow control."""
+    controls = argument(args, s.A_CONTROLS) + 16 * number
+    store64(controls, row)
+    store64(controls + 8, at)
+    copy_bytes(argument(args, s.A_CONTROL_BYTES) + at, pos, frame_end - pos)
+    opcode = load8(pos + 1)
+    if load8(argument(args, s.A_MAGICS) + load8(pos)) != s.REQUEST_FRAME:
+        return 0
+    if opcode == argument(args, s.A_MARKER_OPCODE):
+        note_marker(args, pos, frame_end)
+    return frame_end - pos if load8(argument(args, s.A_COUNTED) + opcode) != 0 else 0
 
 
 def fill(args: int) -> int:
     """Write the columns of a scanned batch; end early at a frame whose key or value cannot be read."""
-    layouts = native64(args + 8 * s.A_LAYOUTS)
-    magics = native64(args + 8 * s.A_MAGICS)
-    marker_opcode = native64(args + 8 * s.A_MARKER_OPCODE)
-    collections = native64(args + 8 * s.A_COLLECTIONS)
-    text = native64(args + 8 * s.A_TEXT)
-    wide = native64(args + 8 * s.A_WIDE)
-    counted = native64(args + 8 * s.A_COUNTED)
-    state = native64(args + 8 * s.A_STATE)
-    places = native64(args + 8 * s.A_PLACES)
-    kinds = native64(args + 8 * s.A_KINDS)
-    report = native64(args + 8 * s.A_REPORT)
-    keys = native64(args + 8 * s.A_KEYS)
-    values = native64(args + 8 * s.A_VALUES)
-    controls = native64(args + 8 * s.A_CONTROLS)
-    control_bytes = native64(args + 8 * s.A_CONTROL_BYTES)
-    longs = native64(args + 8 * s.A_LONGS)
-    ints = native64(args + 8 * s.A_INTS)
-    events = native64(args + 8 * s.A_EVENTS)
-    frames = native64(report + 8 * s.FRAMES)
-    long_column = 8 * native64(report + 8 * s.ROWS)
-    int_column = 4 * (native64(report + 8 * s.ROWS) + 1)
+    collections = argument(args, s.A_COLLECTIONS)
+    text = argument(args, s.A_TEXT)
+    places = argument(args, s.A_PLACES)
+    kinds = argument(args, s.A_KINDS)
+    report = argument(args, s.A_REPORT)
+    ints = argument(args, s.A_INTS)
+    longs = argument(args, s.A_LONGS)
+    keys = argument(args, s.A_KEYS)
+    values = argument(args, s.A_VALUES)
+    events = argument(args, s.A_EVENTS)
+    state = argument(args, s.A_STATE)
+    layouts = argument(args, s.A_LAYOUTS)
+    frames = argument(report, s.FRAMES)
+    long_column = 8 * argument(report, s.ROWS)
+    int_column = 4 * (argument(report, s.ROWS) + 1)
     row = control = key_at = value_at = control_at = seen_types = clocks = flow_bytes = 0
-    current = -1
-    event = at_seqno = at_rev = at_flags = at_expiry = at_lock = at_deleted = at_meta = -1
     end = native64(places + 8 * frames)
     for frame in range(frames):
         pos = native64(places + 8 * frame)
         frame_end = native64(places + 8 * frame + 8)
-        layout = load8(kinds + frame)
-        if layout == s.NO_LAYOUT:
-            if load8(pos + 1) == marker_opcode and load8(magics + load8(pos)) == s.REQUEST_FRAME:
-                note_marker(args, pos, frame_end)
-            store64(controls + 16 * control, row)
-            store64(controls + 16 * control + 8, control_at)
-            copy_bytes(control_bytes + control_at, pos, frame_end - pos)
+        if load8(kinds + frame) == s.NO_LAYOUT:
+            flow_bytes += put_beside(args, pos, frame_end, control, row, control_at)
             control_at += frame_end - pos
             control += 1
-            if load8(magics + load8(pos)) == s.REQUEST_FRAME and load8(counted + load8(pos + 1)) != 0:
-                flow_bytes += frame_end - pos
             continue
-        if layout != current:
-            current = layout
-            event = layout_cell(layouts, layout, s.EVENT)
-            at_seqno = layout_cell(layouts, layout, s.AT_SEQNO)
-            at_rev = layout_cell(layouts, layout, s.AT_REV)
-            at_expiry = layout_cell(layouts, layout, s.AT_EXPIRY)
-            at_lock = layout_cell(layouts, layout, s.AT_LOCK_TIME)
-            at_deleted = layout_cell(layouts, layout, s.AT_DELETE_TIME)
-            at_meta = layout_cell(layouts, layout, s.AT_META_LENGTH)
-            # A system event has no flags: its kind stands in their column.
-            at_kind = layout_cell(layouts, layout, s.AT_SYSTEM_KIND)
-            at_flags = at_kind if at_kind >= 0 else layout_cell(layouts, layout, s.AT_FLAGS)
+        layout = layout_row(layouts, load8(kinds + frame))
+        event = argument(layout, s.EVENT)
+        extras = pos + HEADER_BYTES
+        key_length = load16(pos + 2)
         if load8(pos) <= _FLEXIBLE_MAX:
-            extras = pos + HEADER_BYTES + load8(pos + 2)
-            key_length = load8(pos + 3)
-        else:
-            extras = pos + HEADER_BYTES
-            key_length = load16(pos + 2)
+            extras += key_length >> 8
+            key_length &= 0xFF
         key = extras + load8(pos + 4)
         value = key + key_length
         length = frame_end - value
-        if at_meta >= 0:
-            length -= load16(extras + at_meta)
+        if argument(layout, s.AT_META_LENGTH) >= 0:
+            length -= load16(extras + argument(layout, s.AT_META_LENGTH))
         datatype = load8(pos + 5)
         int_row = ints + 4 * row
+        readable = True
         if collections != 0 and event <= EXPIRATION:
             found = collection_of(key, key_length)
-            if found < 0:
-                store64(report + 8 * s.STOPPED, s.BAD_FRAME)
-                end = pos
-                break
+            readable = found >= 0
             store32(int_row + s.COLLECTION * int_column, found >> 3)
             key += found & 7
             key_length -= found & 7
-        first = last = -1
-        if 8 <= key_length <= 16:
-            # Two overlapping words hold a key of usual length: tested and copied without a call.
-            first = native64(key)
-            last = native64(key + key_length - 8)
-            store64(keys + key_at, first)
-            store64(keys + key_at + key_length - 8, last)
-        else:
-            copy_bytes(keys + key_at, key, key_length)
-        if text != 0 and (first | last) & HIGH_BITS != 0 and not is_utf8(key, key + key_length):
+        readable = readable and copy_key(keys + key_at, key, key_length, text)
+        target = values + value_at
+        if datatype & _PACKED == 0 or length == 0 or event > EXPIRATION:
+            copy_bytes(target, value, length)
+        elif readable:
+            length = unpack(args, datatype, value, length, target, int_row + s.XATTRS_AT * int_column)
+        if not readable or length < 0:
             store64(report + 8 * s.STOPPED, s.BAD_FRAME)
             end = pos
             break
-        if datatype & _PACKED == 0 or length == 0 or event > EXPIRATION:
-            copy_bytes(values + value_at, value, length)
-        else:
-            length = unpack(args, datatype, value, length, values + value_at, int_row + s.XATTRS_AT * int_column)
-            if length < 0:
-                store64(report + 8 * s.STOPPED, s.BAD_FRAME)
-                end = pos
-                break
         vbucket = load16(pos + 6)
         place = state + 8 * vbucket
         kind = native64(place + 8 * s.VBUCKETS * s.P_TYPE)
@@ -325,33 +357,17 @@ def fill(args: int) -> int:
         store32(int_row + s.SNAP_TYPE * int_column, kind)
         store32(int_row + s.KEY_AT * int_column, key_at)
         store32(int_row + s.VALUE_AT * int_column, value_at)
+        store8(events + row, event)
+        clocks += store_longs(args, layout, pos, extras, place, longs + 8 * row, long_column)
         key_at += key_length
         value_at += length
-        cas = load64(pos + 16)
-        dated = _CLOCK_FROM <= cas < _CLOCK_TO
-        clocks += dated
-        long_row = longs + 8 * row
-        store64(long_row + s.VBUUID * long_column, native64(place + 8 * s.VBUCKETS * s.P_VBUUID))
-        store64(long_row + s.SEQNO * long_column, load64(extras + at_seqno) if at_seqno >= 0 else s.ABSENT)
-        store64(long_row + s.REV * long_column, load64(extras + at_rev) if at_rev >= 0 else s.ABSENT)
-        store64(long_row + s.CAS * long_column, cas)
-        store64(long_row + s.FLAGS * long_column, load32(extras + at_flags) if at_flags >= 0 else s.ABSENT)
-        if wide != 0:
-            store64(long_row + s.EXPIRY * long_column, load32(extras + at_expiry) if at_expiry >= 0 else s.ABSENT)
-            store64(long_row + s.LOCK_TIME * long_column, load32(extras + at_lock) if at_lock >= 0 else s.ABSENT)
-            deleted = load32(extras + at_deleted) if at_deleted >= 0 else s.ABSENT
-            store64(long_row + s.DELETE_TIME * long_column, deleted)
-        store64(long_row + s.SNAP_START * long_column, native64(place + 8 * s.VBUCKETS * s.P_START))
-        store64(long_row + s.SNAP_END * long_column, native64(place + 8 * s.VBUCKETS * s.P_END))
-        store64(long_row + s.CHANGED_AT * long_column, cas // 1000 if dated else s.ABSENT)
-        store8(events + row, event)
         flow_bytes += frame_end - pos
         row += 1
     store32(ints + 4 * row + s.KEY_AT * int_column, key_at)
     store32(ints + 4 * row + s.VALUE_AT * int_column, value_at)
-    store64(controls + 16 * control, row)
-    store64(controls + 16 * control + 8, control_at)
-    store64(report + 8 * s.CONSUMED, end - native64(args + 8 * s.A_DATA))
+    store64(argument(args, s.A_CONTROLS) + 16 * control, row)
+    store64(argument(args, s.A_CONTROLS) + 16 * control + 8, control_at)
+    store64(report + 8 * s.CONSUMED, end - argument(args, s.A_DATA))
     store64(report + 8 * s.ROWS, row)
     store64(report + 8 * s.CONTROLS, control)
     store64(report + 8 * s.SEEN_TYPES, seen_types)

@@ -11,7 +11,7 @@ from headrace.columns import slots as s
 from headrace.columns.kernel_bytes import copy_bytes, load8, load32, native32, native64, store8, store32, store64
 from headrace.wire.limits import XATTR_NAME_BYTES_MAX, XATTR_PAIRS_MAX
 
-compiled = njit(nogil=True, boundscheck=False, error_model="numpy")
+compiled = njit(nogil=True, boundscheck=False, error_model="numpy", forceinline=True)
 
 HIGH_BITS = -0x7F7F7F7F7F7F7F80
 _LENGTH_BYTES = 4

@@ -125,6 +125,21 @@ class Spec:
         return DERIVED[name][1] if name in DERIVED else self.fields[name]
 
 
+@dataclass_transform(
+    kw_only_default=True,
+    frozen_default=True,
+    field_specifiers=(
+        fields.u8,
+        fields.u16,
+        fields.u32,
+        fields.u64,
+        fields.octets,
+        fields.key,
+        fields.value,
+        fields.rows,
+        dataclasses.field,
+    ),
+)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Message:
     """What every message has. `framing` is None under a classic header, else the flexible header's extras.
@@ -233,42 +248,12 @@ def layout(
 _value = dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False, match_args=False)
 
 
-@dataclass_transform(
-    kw_only_default=True,
-    frozen_default=True,
-    field_specifiers=(
-        fields.u8,
-        fields.u16,
-        fields.u32,
-        fields.u64,
-        fields.octets,
-        fields.key,
-        fields.value,
-        fields.rows,
-        dataclasses.field,
-    ),
-)
 def shape(cls: T) -> T:
     """Make a class a frozen value that messages are built on; it is no message itself, and has no entry."""
     made: T = _value(cls)  # type: ignore[assignment]  # the same class, slotted
     return made
 
 
-@dataclass_transform(
-    kw_only_default=True,
-    frozen_default=True,
-    field_specifiers=(
-        fields.u8,
-        fields.u16,
-        fields.u32,
-        fields.u64,
-        fields.octets,
-        fields.key,
-        fields.value,
-        fields.rows,
-        dataclasses.field,
-    ),
-)
 def message(
     source: str,
     *layouts: Layout,
