@@ -138,6 +138,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
         keys=draw(st.sampled_from(["text", "binary"])),
         rows_max=draw(st.sampled_from([1, 3, 1 << 20])),
         value_bytes_max=draw(st.sampled_from([1, 60, 1 << 28])),
+        key_bytes_max=draw(st.sampled_from([1, 30, 1 << 28])),
         inflated_bytes_max=draw(st.sampled_from([30, 1 << 20])),
         body_bytes_max=draw(st.sampled_from([100, 1 << 20])),
     )

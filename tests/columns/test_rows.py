@@ -164,7 +164,7 @@ def test_a_block_that_inflates_to_nothing_has_no_xattrs():
 def test_settings_that_arrow_cannot_hold_are_refused():
     """A limit past what Arrow's offsets can count, or of nothing, is the caller's mistake."""
     make: Any = Settings
-    for name in ("body_bytes_max", "inflated_bytes_max", "rows_max", "value_bytes_max"):
+    for name in ("body_bytes_max", "inflated_bytes_max", "rows_max", "value_bytes_max", "key_bytes_max"):
         for number in (0, 1 << 31):
             with pytest.raises(LocalProtocolError, match=name):
                 make(**{name: number})
@@ -221,6 +221,7 @@ def test_batches_stay_within_their_limits():
     assert decode_changes(data, Settings(rows_max=2), Positions()).rows.num_rows == 2
     assert decode_changes(data, Settings(value_bytes_max=130), Positions()).rows.num_rows == 2
     assert decode_changes(data, Settings(value_bytes_max=1), Positions()).rows.num_rows == 1
+    assert decode_changes(data, Settings(key_bytes_max=12), Positions()).rows.num_rows == 2
 
 
 def test_nothing_refers_to_the_received_bytes():

@@ -92,6 +92,34 @@ def test_twins_agree_on_every_capture(path: Path):
         assert_twins_agree([stream[at : at + 1] for at in range(min(len(stream), 400))], Settings(keys="binary"))
 
 
+@st.composite
+def snappy_blocks(draw: st.DrawFn) -> bytes:
+    """A block that is right, or wrong by one: in what a copy reaches back to, in its length, or in its last byte."""
+    made = 0
+    body = b""
+    for _ in range(draw(st.integers(1, 5))):
+        if made == 0 or draw(st.booleans()):
+            literal = draw(st.binary(min_size=1, max_size=70))
+            size = len(literal) - 1
+            body += bytes([size << 2] if size < 60 else [60 << 2, size]) + literal
+            made += len(literal)
+        else:
+            length = draw(st.integers(1, 64))
+            offset = draw(st.integers(0, made + 2) | st.sampled_from([made - 1, made, made + 1]))
+            body += bytes([(length - 1) << 2 | 2]) + offset.to_bytes(2, "little")
+            made += length
+    length = max(0, made + draw(st.sampled_from([0, 0, 0, -1, 1])))
+    prefix = bytes([length]) if length < 0x80 else bytes([length & 0x7F | 0x80, length >> 7])
+    return prefix + body[: len(body) - draw(st.sampled_from([0, 0, 1]))]
+
+
+@given(snappy_blocks())
+def test_twins_agree_on_blocks_that_are_nearly_right(block: bytes):
+    """A block that is wrong by one byte or one place is refused by both; a right one by none."""
+    frame = encode(Mutation(by_seqno=Seqno(1), rev_seqno=1, key=b"k", value=block, datatype=2), Dialect.DCP)
+    assert_twins_agree([frame], Settings())
+
+
 @given(st.data())
 def test_twins_agree_on_snappy_blocks(data: st.DataObject):
     """A snappy block that anybody could make up is inflated, or refused, by both alike."""

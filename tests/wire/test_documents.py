@@ -10,6 +10,7 @@ from headrace.wire import Kind, Malformed, Message, Response, Unknown, decode, d
 from headrace.wire.dissect import Dissection
 from headrace.wire.registry import kind_of, lookup, reply_to
 from tests.wire.located import places
+from tests.wire.names import named_alike
 from tests.wire.vectors import DOCUMENTS, ERRATA, Disagreement, Field, Vector, documents, spell
 
 each_vector = pytest.mark.parametrize("vector", documents(), ids=lambda vector: vector.id)
@@ -68,7 +69,7 @@ def test_decoding_gives_the_message_and_encoding_its_bytes(vector: Vector):
 
 @each_vector
 def test_the_legend_is_what_is_decoded(vector: Vector):
-    """Every legend value is shown at its offset and length, and is what the message carries; errata excepted."""
+    """Every legend value is shown at its place under its name, and is what the message carries; errata excepted."""
     message = decode(vector.wire, vector.dialect)
     dissection = dissect(vector.wire, vector.dialect)
     carried = places(message, vector.dialect)
@@ -78,6 +79,8 @@ def test_the_legend_is_what_is_decoded(vector: Vector):
         assert shown_at(dissection, field) == expected, field.label
         if field.place in carried:
             assert spell(carried[field.place], field.length) == expected, field.label
+        labels = [view.label for view in dissection.fields if (view.offset, view.length) == field.place]
+        assert [label for label in labels if named_alike(field.label, label)], (field.label, labels)
     assert carried.keys() <= {(view.offset, view.length) for view in dissection.fields}
 
 

@@ -18,6 +18,7 @@ from headrace.wire import (
 from headrace.wire.codes import Datatype
 from headrace.wire.registry import kind_of, lookup
 from tests.wire.located import places
+from tests.wire.names import named_alike
 from tests.wire.vectors import Field, Vector, handmade, spell
 
 VECTORS = handmade()
@@ -46,14 +47,16 @@ def test_a_vector_decodes_and_comes_back(vector: Vector, dialect: Dialect):
 
 @pytest.mark.parametrize(("vector", "dialect"), CASES)
 def test_a_vectors_fields_are_what_is_decoded(vector: Vector, dialect: Dialect):
-    """Each field equals what is shown and carried at its place; a part of an opaque field lies wholly within it."""
+    """Each field equals what is shown and carried at its place, under its name; parts of opaque fields lie within."""
     dissection = dissect(vector.wire, dialect)
     carried = places(decode(vector.wire, dialect), dialect)
     shown = {(view.offset, view.length): view.value for view in dissection.fields}
+    labels = {(view.offset, view.length): view.label for view in dissection.fields}
     assert not dissection.problems
     for field in vector.fields:
         if field.place in shown:
             assert spell(shown[field.place], field.length) == field.spelled, field.label
+            assert named_alike(field.label, labels[field.place]), (field.label, labels[field.place])
             if field.place in carried:
                 assert spell(carried[field.place], field.length) == field.spelled, field.label
         else:

@@ -28,7 +28,7 @@ ROWS_MAX = 1 << 20
 """The most rows of one batch."""
 
 VALUE_BYTES_MAX = 256 * 1024 * 1024
-"""How many bytes of values, inflated, one batch may hold; a single larger value makes a batch of its own."""
+"""How many bytes of values, inflated, one batch may hold, and how many of keys; a larger value comes alone."""
 
 _ARROW_MAX = (1 << 31) - 1
 NO_SNAPSHOT = len(SNAPSHOT_TYPES)
@@ -49,9 +49,10 @@ class Settings:
     inflated_bytes_max: int = INFLATED_BYTES_MAX
     rows_max: int = ROWS_MAX
     value_bytes_max: int = VALUE_BYTES_MAX
+    key_bytes_max: int = VALUE_BYTES_MAX
 
     def __post_init__(self) -> None:
-        for name in ("body_bytes_max", "inflated_bytes_max", "rows_max", "value_bytes_max"):
+        for name in ("body_bytes_max", "inflated_bytes_max", "rows_max", "value_bytes_max", "key_bytes_max"):
             if not 1 <= getattr(self, name) <= _ARROW_MAX:
                 raise LocalProtocolError(f"{name} is {getattr(self, name)}; it has to lie in 1..{_ARROW_MAX}")
         if self.keys not in (TEXT_KEYS, BINARY_KEYS):

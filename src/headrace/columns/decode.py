@@ -66,6 +66,7 @@ def decode_changes(data: bytes | bytearray | memoryview, settings: Settings, pos
     talk[s.A_INFLATED_MAX] = settings.inflated_bytes_max
     talk[s.A_ROWS_MAX] = settings.rows_max
     talk[s.A_VALUE_MAX] = settings.value_bytes_max
+    talk[s.A_KEY_MAX] = settings.key_bytes_max
     talk[s.A_COLLECTIONS] = settings.collections is not None
     talk[s.A_TEXT] = settings.keys == TEXT_KEYS
     talk[s.A_STATE] = positions.address

@@ -26,7 +26,7 @@ from headrace.columns.kernel_bytes import (
     store64,
 )
 from headrace.columns.kernel_values import HIGH_BITS, compiled, inflate, inflated_length, is_utf8, split_pairs
-from headrace.columns.schema import CLOCK_NS, DISK, EXPIRATION, HISTORY, KEY_BYTES_MAX, MEMORY, OTHER
+from headrace.columns.schema import CLOCK_NS, DISK, EXPIRATION, HISTORY, MEMORY, OTHER
 from headrace.wire.codes import Datatype, SnapshotFlag
 from headrace.wire.limits import HEADER_BYTES
 
@@ -65,6 +65,7 @@ def scan(args: int) -> int:
     inflated_max = argument(args, s.A_INFLATED_MAX)
     rows_max = argument(args, s.A_ROWS_MAX)
     value_max = argument(args, s.A_VALUE_MAX)
+    key_max = argument(args, s.A_KEY_MAX)
     places = argument(args, s.A_PLACES)
     kinds = argument(args, s.A_KINDS)
     report = argument(args, s.A_REPORT)
@@ -128,7 +129,7 @@ def scan(args: int) -> int:
                 if length < 0 or length > inflated_max:
                     stopped = s.BAD_FRAME
                     break
-            full = rows >= rows_max or value_bytes + length > value_max or key_bytes + key_length > KEY_BYTES_MAX
+            full = rows >= rows_max or value_bytes + length > value_max or key_bytes + key_length > key_max
             if rows > 0 and full:
                 stopped = s.BATCH_FULL
                 break

@@ -63,7 +63,8 @@ def decode_changes(data: bytes, settings: Settings, positions: Positions) -> Cha
             message = decode(frame, settings.dialect)
             if type(message) in CHANGES:
                 size = _value_size(frame, message, settings)
-                more = bool(rows) and (len(rows) >= settings.rows_max or value_bytes + size > settings.value_bytes_max)
+                full = len(rows) >= settings.rows_max or value_bytes + size > settings.value_bytes_max
+                more = bool(rows) and (full or key_bytes + frame.header.key_length > settings.key_bytes_max)
                 if more:
                     break
                 value_bytes += size

@@ -24,9 +24,6 @@ MEMORY, DISK, HISTORY, OTHER = range(len(SNAPSHOT_TYPES))
 
 TEXT_KEYS, BINARY_KEYS = "text", "binary"
 
-KEY_BYTES_MAX = (1 << 31) - 1
-"""How many bytes of keys one batch may hold: Arrow counts them in 31 bits."""
-
 DEFAULT_NAME = "_default"
 """The scope and the collection of every key where collections were not agreed on."""
 

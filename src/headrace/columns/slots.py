@@ -34,8 +34,9 @@
     A_TEXTS,
     A_WIDE,
     A_COUNTED,
+    A_KEY_MAX,
     ARGUMENTS,
-) = range(33)
+) = range(34)
 
 # What the kernel reports.
 (

@@ -1222,7 +1222,7 @@ _MARKER_VALUE = f"{_MARKER_RANGE} max_visible_seqno high_completed_seqno"
     layout(UPR_DCP, _MARKER_RANGE, name="v1"),
     layout(UPR, name="bare"),
     layout(DCP, "version", value=_MARKER_VALUE, name="v2.0", version=0),
-    layout(DCP, "version", value=f"{_MARKER_VALUE} high_prepared_seqno purge_seqno", name="v2.2", version=2),
+    layout(DCP, "version", value=f"{_MARKER_VALUE} purge_seqno high_prepared_seqno", name="v2.2", version=2),
     opcode=0x56,
     dialects=UPR_DCP,
     direction=PRODUCER,
