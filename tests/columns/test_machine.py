@@ -101,7 +101,7 @@ def test_without_a_home_there_is_no_cache(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr("pathlib.Path.home", homeless)
     assert machine.cache_directory() is None
-    monkeypatch.setattr(machine, "_compile", lambda _: (_ for _ in ()).throw(ZeroDivisionError))
+    monkeypatch.setattr(machine, "_compile", lambda *_: (_ for _ in ()).throw(ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
         machine.load.__wrapped__()
 

@@ -9,7 +9,13 @@ import typer
 
 from headrace import __version__
 from headrace.cli.explain import EPILOG, explain
+from headrace.cli.items import DELETE_EXAMPLES, GET_EXAMPLES, SET_EXAMPLES, delete, epilog, get, set_
+from headrace.cli.load import EPILOG as LOAD_EPILOG
+from headrace.cli.load import load
+from headrace.cli.node import EPILOG as NODE_EPILOG
+from headrace.cli.node import node
 from headrace.cli.output import EXIT_OUTPUT, say, silence
+from headrace.cli.user import user
 
 app = typer.Typer(
     name="headrace",
@@ -38,6 +44,12 @@ def headrace(
 
 
 app.command(epilog=EPILOG)(explain)
+app.command(epilog=NODE_EPILOG)(node)
+app.command("get", epilog=epilog(GET_EXAMPLES))(get)
+app.command("set", epilog=epilog(SET_EXAMPLES))(set_)
+app.command("delete", epilog=epilog(DELETE_EXAMPLES))(delete)
+app.command(epilog=LOAD_EPILOG)(load)
+app.add_typer(user, name="user")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The kernel as machine code: compiled once by numba, kept on disk, loaded by llvmlite.
+"""Kernels as machine code: compiled once by numba, kept on disk, loaded by llvmlite.
 
 numba's own cache would do, but to look into it numba has to be imported and its registries filled: 0.45 s of every new
 Python worker (docs/decisions/0003). What is kept here is the object file that numba made, under a name that holds the
@@ -20,7 +20,7 @@ import tempfile
 import threading
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _MAGIC = b"headrace kernel 1\n"
-_ENTRIES = ("scan", "fill")
 _PRIVATE = 0o700
 _LOADING = threading.Lock()
 CACHE_VARIABLE = "HEADRACE_CACHE_DIR"
@@ -58,27 +57,42 @@ def kernel() -> Kernel:
 @cache
 def load() -> Kernel:
     """Load the kernel; the first time on a machine, compile it, which takes some seconds."""
+    (scan, fill), engine = load_program(COLUMNS)
+    return Kernel(scan, fill, engine)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Functions of one module that are compiled together: each takes the address of its arguments, and gives 0."""
+
+    name: str
+    module: str
+    entries: tuple[str, ...]
+
+
+COLUMNS = Program("kernel", "headrace.columns.kernel", ("scan", "fill"))
+
+
+def load_program(program: Program) -> tuple[list[Callable[[int], None]], Any]:
+    """Load the functions of a program, and the engine that holds their code; compile what nobody has kept."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     target = llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, jit=True
     )
     directory = cache_directory()
-    path = directory / f"kernel-{fingerprint()}.o" if directory else None
+    path = directory / f"{program.name}-{fingerprint(program)}.o" if directory else None
     kept = read_kept(path) if path else None
     if kept is None:
-        _LOG.info(
-            "compiling the columnar kernel; it is kept in %s", directory or "no place: there is no home directory"
-        )
-        kept = _compile(target)
+        _LOG.info("compiling %s; it is kept in %s", program.module, directory or "no place: there is no home directory")
+        kept = _compile(program, target)
         if path:
             keep(path, kept)
     symbols, code = kept
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    scan, fill = (_callable(engine.get_function_address(symbols[name])) for name in _ENTRIES)
-    return Kernel(scan, fill, engine)
+    return [_callable(engine.get_function_address(symbols[name])) for name in program.entries], engine
 
 
 def _callable(address: int) -> Callable[[int], None]:
@@ -93,16 +107,15 @@ def _callable(address: int) -> Callable[[int], None]:
     return call
 
 
-def _compile(target: Any) -> tuple[dict[str, str], bytes]:
-    """Have numba compile both passes, and make one object file of them."""
+def _compile(program: Program, target: Any) -> tuple[dict[str, str], bytes]:
+    """Have numba compile the functions, and make one object file of them."""
     from numba import njit, types  # noqa: PLC0415  # only here: see the top of the file
 
-    from headrace.columns import kernel as source  # noqa: PLC0415
-
+    source = import_module(program.module)
     compiled: Any = njit
     symbols = {}
     module = llvm.parse_assembly("")
-    for name in _ENTRIES:
+    for name in program.entries:
         options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "boundscheck": False, "error_model": "numpy"}
         dispatcher = compiled(types.int64(types.int64), **options)(getattr(source, name))
         (result,) = dispatcher.overloads.values()
@@ -111,10 +124,12 @@ def _compile(target: Any) -> tuple[dict[str, str], bytes]:
     return symbols, target.emit_object(module)
 
 
-def fingerprint() -> str:
+def fingerprint(program: Program = COLUMNS) -> str:
     """Name everything that the machine code depends on."""
     here = Path(__file__).parent
-    sources = sorted([*here.glob("*.py"), here.parent / "wire" / "limits.py", here.parent / "wire" / "codes.py"])
+    own = here.parents[1].joinpath(*program.module.split(".")).with_suffix(".py")
+    shared = [here.parent / "wire" / "limits.py", here.parent / "wire" / "codes.py"]
+    sources = sorted({*here.glob("*.py"), *shared, own})
     digest = hashlib.sha256()
     for part in (
         platform.python_version(),

@@ -1,0 +1,177 @@
+"""What the commands share that talk to a server: options, passwords, exit codes.
+
+`headrace.client` is imported when a command runs, not when the program starts: `headrace explain` needs none of it.
+A password comes from a variable, a file or the keyboard; never from the command line, which others can see.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.explain import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_PROBLEMS
+from headrace.cli.output import EXIT_OUTPUT, OutputError, say, silence
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.client import KvConnection
+
+EXIT_REFUSED = 1
+"""The exit code for what the server does not have, or does not do."""
+
+EXIT_UNREACHABLE = 69
+"""The exit code for a server that does not answer: EX_UNAVAILABLE of sysexits.h."""
+
+PASSWORD_FILE_BYTES_MAX = 4096
+
+ConnectOption = Annotated[
+    str,
+    typer.Option(
+        "--connect",
+        metavar="ADDRESS",
+        help="The server: couchbase://host:port, couchbases://host:port for TLS, or host:port.",
+    ),
+]
+BucketOption = Annotated[str, typer.Option("--bucket", metavar="NAME", help="The bucket.")]
+UsernameOption = Annotated[
+    str | None, typer.Option("--username", metavar="NAME", help="The user; without one, nobody authenticates.")
+]
+PasswordEnvOption = Annotated[
+    str | None,
+    typer.Option("--password-env", metavar="VARIABLE", help="The environment variable that holds the password."),
+]
+PasswordFileOption = Annotated[
+    Path | None, typer.Option("--password-file", metavar="FILE", help="The file whose first line is the password.")
+]
+TlsCaOption = Annotated[
+    Path | None,
+    typer.Option("--tls-ca", metavar="FILE", help="The certificates to trust (PEM), in place of the system's."),
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long to wait for a silent server.")
+]
+CONNECT_DEFAULT, BUCKET_DEFAULT, TIMEOUT_DEFAULT = "couchbase://127.0.0.1:11210", "default", 10.0
+
+
+class CommandError(HeadraceError):
+    """What the user asked for cannot be done as it was asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The server and bucket that a command works on, and as whom."""
+
+    connect: str
+    bucket: str
+    username: str | None
+    password_env: str | None
+    password_file: Path | None
+    tls_ca: Path | None
+    timeout_s: float
+
+    def open(self) -> "KvConnection":
+        """Connect; the password is read only here."""
+        from headrace.client import Address, KvConnection  # noqa: PLC0415 - see the top of the file
+
+        address = Address.parse(self.connect)
+        if self.tls_ca is not None and not address.tls:
+            raise CommandError("--tls-ca needs a couchbases:// address")
+        password = None
+        if self.username is not None:
+            password = read_password(self.password_env, self.password_file)
+        elif self.password_env is not None or self.password_file is not None:
+            raise CommandError("a password needs --username")
+        tls = None
+        if address.tls:
+            import ssl  # noqa: PLC0415 - 15 ms that an open connection need not wait
+
+            try:
+                tls = ssl.create_default_context(cafile=self.tls_ca)
+            except OSError as error:
+                raise CommandError(f"{self.tls_ca}: no certificates to trust: {error.strerror or error}") from None
+        return KvConnection(
+            address.host,
+            address.port,
+            username=self.username,
+            password=password,
+            bucket=self.bucket,
+            tls=tls,
+            timeout_s=self.timeout_s,
+        )
+
+
+def read_password(variable: str | None, file: Path | None, *, twice: bool = False) -> str:
+    """Read a password from where the options say, else from the keyboard."""
+    if variable is not None and file is not None:
+        raise CommandError("--password-env or --password-file, not both")
+    if variable is not None:
+        if variable not in os.environ:
+            raise CommandError(f"there is no environment variable {variable}")
+        return os.environ[variable]
+    if file is not None:
+        return _password_in(file)
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise CommandError("no password: give --password-env or --password-file, or run it in a terminal")
+    typed: str = typer.prompt("Password", hide_input=True, confirmation_prompt=twice, err=True)
+    return typed
+
+
+def _password_in(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            line = opened.readline(PASSWORD_FILE_BYTES_MAX)
+    except OSError as error:
+        raise CommandError(f"password file {file} cannot be read: {error.strerror}") from None
+    try:
+        return line.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise CommandError(f"password file {file} is not UTF-8") from None
+
+
+def put(data: bytes) -> None:
+    """Write data to standard output, and nothing else."""
+    if sys.stdout is None:
+        raise OutputError("standard output is closed")
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"standard output cannot be written: {os.strerror(error.errno or 0)}") from None
+
+
+@contextmanager
+def exits(command: str) -> Iterator[None]:
+    """Turn what a command could not do into a sentence on standard error and an exit code."""
+    try:
+        yield
+    except BrokenPipeError:
+        silence(sys.stdout)
+        code = EXIT_BROKEN_PIPE
+    except OutputError as error:
+        silence(sys.stdout)
+        say(f"headrace {command}: {error}")
+        code = EXIT_OUTPUT
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except HeadraceError as error:
+        say(f"headrace {command}: {error}")
+        code = exit_code_of(error)
+    else:
+        return
+    raise typer.Exit(code)
+
+
+def exit_code_of(error: HeadraceError) -> int:
+    """Tell by the exit code whose fault it is: the server's no, no server, or the command line's."""
+    from headrace.client import ConnectionLostError, StatusError  # noqa: PLC0415 - see the top of the file
+
+    if isinstance(error, StatusError):
+        return EXIT_REFUSED
+    return EXIT_UNREACHABLE if isinstance(error, ConnectionLostError) else EXIT_PROBLEMS

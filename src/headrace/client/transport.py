@@ -1,0 +1,112 @@
+"""A blocking socket that never stops reading: bytes out, frames in.
+
+While it writes, it takes in what the server answers. A server that answers many requests of one long write would else
+wait for us to read while we wait for it to read, until both time out.
+
+Foreign exceptions end here: a caller sees `ConnectionLostError`, and `RemoteProtocolError` for bytes that are no frame.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from headrace.client.errors import ConnectionLostError
+from headrace.wire import Frame, FrameReader
+
+if TYPE_CHECKING:
+    import ssl  # its users have imported it: an open connection does without
+    from collections.abc import Iterator
+
+    from headrace.client.address import Address
+
+_READ_BYTES = 256 * 1024
+
+
+class Transport:
+    """One connection. `timeout_s` bounds the wait for the server to take or give a byte, not a whole exchange."""
+
+    def __init__(self, address: Address, *, tls: ssl.SSLContext | None, timeout_s: float) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        self._reader = FrameReader()
+        self._frames: deque[Frame] = deque()
+        self._waits: tuple[type[OSError], ...] = (BlockingIOError,)
+        with self._translated("cannot connect"):
+            plain = socket.create_connection((address.host, address.port), timeout=timeout_s)
+        try:
+            with self._translated("cannot connect"):
+                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._socket = plain if tls is None else self._wrap(plain, tls)
+                self._socket.setblocking(False)  # noqa: FBT003 - the socket's own name for it
+        except BaseException:
+            plain.close()
+            raise
+
+    def _wrap(self, plain: socket.socket, tls: ssl.SSLContext) -> ssl.SSLSocket:
+        import ssl  # noqa: PLC0415 - 15 ms that an open connection need not wait
+
+        self._waits = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+        return tls.wrap_socket(plain, server_hostname=self._address.host)
+
+    def send(self, data: bytes | bytearray) -> None:
+        """Write it all; what arrives meanwhile waits for `next_frame`."""
+        rest = memoryview(data)
+        with self._translated("the connection broke"):
+            while rest:
+                sent = self._write(rest)
+                rest = rest[sent:]
+                arrived = self._fill()
+                if rest and not sent and not arrived:
+                    self._wait(writing=True)
+
+    def next_frame(self) -> Frame:
+        """Wait for the next frame."""
+        with self._translated("the connection broke"):
+            while not self._frames:
+                if not self._fill():
+                    self._wait(writing=False)
+        return self._frames.popleft()
+
+    def close(self) -> None:
+        """Close; what was not read is lost."""
+        with suppress(OSError):
+            self._socket.close()
+
+    def _write(self, data: memoryview) -> int:
+        try:
+            return self._socket.send(data)
+        except self._waits:
+            return 0
+
+    def _fill(self) -> bool:
+        """Take in what is there, and cut it into frames; tell if there was something."""
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except self._waits:
+            return False
+        if not data:
+            raise ConnectionLostError(f"{self._address}: the server closed the connection")
+        self._reader.receive(data)
+        while isinstance(frame := self._reader.next_frame(), Frame):
+            self._frames.append(frame)
+        return True
+
+    def _wait(self, *, writing: bool) -> None:
+        sockets = [self._socket]
+        ready = select.select(sockets, sockets if writing else [], [], self._timeout_s)
+        if not any(ready):
+            raise ConnectionLostError(f"{self._address}: no answer within {self._timeout_s:g} s")
+
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError:
+            raise ConnectionLostError(f"{self._address}: no answer within {self._timeout_s:g} s") from None
+        except OSError as error:  # ssl's errors and the resolver's are OSErrors, too
+            told = error.strerror or str(error)
+            raise ConnectionLostError(f"{self._address}: {what}: {told}") from error

@@ -1,0 +1,312 @@
+"""One bucket: its vbuckets, the way to an item, and the one way in which an item changes.
+
+Every change of every command ends in `put`, which gives memory the new record and leaves it to the flusher to bring it
+to disk. Memory is never asked to hold more than `NodeLimits` says: what is on disk may be dropped from it at any time.
+Nothing here waits; what must wait for the disk is in flusher.py.
+"""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from typing import TYPE_CHECKING, NoReturn
+
+from headrace.history import FailoverLog, State
+from headrace.ids import Cas, Seqno, VBucketId, VbUuid
+from headrace.node.clock import CasClock
+from headrace.node.limits import RELATIVE_EXPIRY_S_MAX, NodeLimits
+from headrace.node.refused import Refused, exists, not_found
+from headrace.node.runs import Runs, kernel
+from headrace.node.seen import SEEN_MASK, SEEN_SLOTS
+from headrace.node.vbucket import VBucket
+from headrace.store import VBucketRecord
+from headrace.store.records import (
+    DELETED,
+    EXPIRED,
+    LIVE,
+    OPCODE_AT,
+    Record,
+    expiry_of,
+    unpack,
+)
+from headrace.wire.codes import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.node.disk import Disk
+
+_ACTIVE = State.ACTIVE
+RECORD_OVERHEAD_BYTES = 200
+"""What Python takes beside the bytes: a record, its key, and its places in two dicts."""
+
+
+def new_vbuuid() -> VbUuid:
+    """Name a branch: 48 bits that are not 0, as Couchbase's are."""
+    return VbUuid(secrets.randbelow((1 << 48) - 1) + 1)
+
+
+class Counts:
+    """What was asked of a bucket since the node started."""
+
+    __slots__ = ("bytes_read", "bytes_written", "deletes", "expired", "get_hits", "get_misses", "sets")
+
+    def __init__(self) -> None:
+        self.get_hits = self.get_misses = self.sets = self.deletes = self.expired = 0
+        self.bytes_read = self.bytes_written = 0
+
+
+class Bucket:
+    """The items of one bucket. `vbuckets` has a place for each id; None where there is no such vbucket."""
+
+    def __init__(self, name: str, disk: Disk, *, vbuckets: int, limits: NodeLimits) -> None:
+        self.name = name
+        self.disk = disk
+        self.limits = limits
+        self.counts = Counts()
+        self.locks: dict[tuple[int, bytes], tuple[int, int]] = {}
+        """(vbucket, key) -> (CAS that unlocks, second in which the lock ends)."""
+        self.trouble: str | None = None
+        """Why no write is acknowledged now; None when all is well."""
+        self.map_revision = 1
+        """Rises with every change of what the cluster map tells."""
+        self.dirty_bytes = 0
+        self.flushing_bytes = 0
+        self.resident_bytes = 0
+        self.dirty_vbuckets: dict[int, VBucket] = {}
+        self.wake: Callable[[], None] = lambda: None
+        """Called when there is something to flush; the flusher sets it."""
+        kept = disk.vbuckets()
+        self.seen: bytearray | None = None if any(one.high_seqno for one in kept.values()) else bytearray(SEEN_SLOTS)
+        """A byte for each slot of a key's hash: 0 says that the disk has no such key. None says nothing."""
+        self.clock = CasClock(max((one.cas_max for one in kept.values()), default=0))
+        self.seqnos = array("q", bytes(8 * vbuckets))
+        """The high seqno of each vbucket, where the compiled loop can reach it."""
+        self.is_serving = array("B", bytes(vbuckets))
+        """1 for each active vbucket: `serving`, for the compiled loop."""
+        self.vbuckets: list[VBucket | None] = [
+            VBucket(VBucketId(vb), kept[VBucketId(vb)], self.seqnos) if vb in kept else None for vb in range(vbuckets)
+        ]
+        self.serving: dict[int, VBucket] = {}
+        """The active ones by their id, for the loop that has no time to ask."""
+        for vb in self.vbuckets:
+            if vb is not None:
+                self._serve(vb)
+        self._runs: Runs | None = None
+        self._marks = disk.marks
+        self._evict_from = 0
+
+    # ------------------------------------------------------------------------------------------------------- vbuckets
+
+    def vbucket(self, vb_id: int) -> VBucket:
+        """A vbucket in whatever state."""
+        vb = self.vbuckets[vb_id] if vb_id < len(self.vbuckets) else None
+        return self._not_mine(vb_id) if vb is None else vb
+
+    def active(self, vb_id: int) -> VBucket:
+        """A vbucket that serves its items."""
+        vb = self.vbuckets[vb_id] if vb_id < len(self.vbuckets) else None
+        return self._not_mine(vb_id) if vb is None or vb.state is not _ACTIVE else vb
+
+    def _not_mine(self, vb_id: int) -> NoReturn:
+        del vb_id  # clients take a text here for a cluster map
+        raise Refused(Status.NOT_MY_VBUCKET)
+
+    def make_vbucket(self, vb_id: VBucketId, state: State) -> VBucket:
+        """Make a vbucket that is empty, and leave it to the flusher."""
+        log = FailoverLog.new(new_vbuuid())
+        entries = tuple((branch.vbuuid, branch.seqno) for branch in log)
+        vb = VBucket(vb_id, VBucketRecord(state=state, failover_log=entries), self.seqnos)
+        self.vbuckets[vb_id] = vb
+        self.touch_vbucket(vb)
+        return vb
+
+    def touch_vbucket(self, vb: VBucket) -> None:
+        """The state of a vbucket is another: have the flusher write it, though none of its items changed."""
+        self._serve(vb)
+        self.map_revision += 1
+        self.dirty_vbuckets[vb.id] = vb
+        self.wake()
+
+    def drop_vbucket(self, vb: VBucket) -> None:
+        """Forget a vbucket and all it holds in memory."""
+        self.vbuckets[vb.id] = None
+        self.serving.pop(vb.id, None)
+        self.is_serving[vb.id] = 0
+        self.dirty_vbuckets.pop(vb.id, None)
+        self.map_revision += 1
+
+    def _serve(self, vb: VBucket) -> None:
+        self.is_serving[vb.id] = vb.state is _ACTIVE
+        if vb.state is _ACTIVE:
+            self.serving[vb.id] = vb
+        else:
+            self.serving.pop(vb.id, None)
+
+    # ---------------------------------------------------------------------------------------------------------- items
+
+    def find(self, vb: VBucket, key: bytes) -> bytes | None:
+        """The newest record of a key, be it a tombstone or expired."""
+        record = vb.resident(key)
+        seen = self.seen
+        if record is None and vb.persisted_seqno and (seen is None or seen[hash(key) & SEEN_MASK]):
+            record = self.disk.get(vb.id, key)
+            if record is not None:
+                vb.items[key] = record
+                self.resident_bytes += len(record) + RECORD_OVERHEAD_BYTES
+        return record
+
+    def live(self, vb: VBucket, key: bytes) -> bytes | None:
+        """The record of a live item. One whose time has come becomes a tombstone here and now."""
+        record = self.find(vb, key)
+        if record is None or record[OPCODE_AT] != LIVE:
+            return None
+        if self.is_over(record):
+            self.expire(vb, unpack(record))
+            return None
+        return record
+
+    def item(self, vb_id: int, key: bytes) -> tuple[VBucket, Record]:
+        """The item of a key in an active vbucket, or the refusal."""
+        vb = self.active(vb_id)
+        record = self.live(vb, key)
+        if record is None:
+            raise not_found()
+        return vb, unpack(record)
+
+    def put(self, vb: VBucket, key: bytes, record: bytes) -> None:
+        """Make a record the newest of its key."""
+        if self.seen is not None:
+            self.seen[hash(key) & SEEN_MASK] = 1
+        dirty = vb.dirty
+        if key in dirty:
+            del dirty[key]  # to its end: dirty is in order of seqno
+        elif not dirty:
+            self.begin_dirty(vb)
+        dirty[key] = record
+        self.dirty_bytes += len(record)
+
+    def begin_dirty(self, vb: VBucket) -> None:
+        """A vbucket is about to have its first change that is not on disk."""
+        self._marks[vb.id] = 1
+        self.dirty_vbuckets[vb.id] = vb
+        self.wake()
+
+    @property
+    def runs(self) -> Runs | None:
+        """The compiled loop for runs of sets, once it is loaded; None where each set must be looked at."""
+        if self._runs is None:
+            take = kernel()
+            if take is None:
+                return None
+            self._runs = Runs(take, self)
+        return None if self.locks else self._runs
+
+    def check_writable(self) -> None:
+        """Refuse every change while the disk takes none."""
+        if self.trouble is not None:
+            raise Refused(Status.TEMPORARY_FAILURE, self.trouble)
+
+    def store(self, item: Record, *, cas: int, must_exist: bool | None = None) -> Record:
+        """Set an item; `must_exist` is what add (False) and replace (True) want to be so. A CAS of 0 means any."""
+        vb = self.active(item.vbucket)
+        record = self.find(vb, item.key)
+        old = unpack(record) if record is not None else None
+        if old is not None and old.live and not self._is_past(old.expiry):
+            if must_exist is False:
+                raise exists()
+            self.check_version(vb, item.key, old.cas, cas)
+        elif must_exist or cas:
+            raise not_found()
+        revision = old.rev_seqno + 1 if old is not None else 1
+        return self.replace(vb, item._replace(rev_seqno=revision, expiry=self.until(item.expiry), cas=Cas(0)))
+
+    def _is_past(self, expiry: int) -> bool:
+        return 0 < expiry <= self.clock.seconds
+
+    def is_over(self, record: bytes) -> bool:
+        """Whether a record is of a live item whose time has come."""
+        return record[OPCODE_AT] == LIVE and self._is_past(expiry_of(record))
+
+    def replace(self, vb: VBucket, record: Record) -> Record:
+        """Store a record with the next seqno and, where it has none, the next CAS; give it as it is now."""
+        self.check_writable()
+        old = self.find(vb, record.key)
+        was_live = old is not None and old[OPCODE_AT] == LIVE
+        vb.live_items += record.live - was_live
+        vb.high_seqno += 1
+        record = record._replace(vbucket=vb.id, seqno=Seqno(vb.high_seqno), cas=record.cas or Cas(self.clock.next()))
+        self.put(vb, record.key, record.pack())
+        return record
+
+    def remove(self, vb: VBucket, item: Record, *, kind: int = DELETED) -> Record:
+        """Put a tombstone in the place of an item."""
+        self.locks.pop((vb.id, item.key), None)
+        gone = item._replace(
+            opcode=kind, value=b"", datatype=0, cas=Cas(0), rev_seqno=item.rev_seqno + 1,
+            flags=0, expiry=0, delete_time=self.clock.seconds,
+        )  # fmt: skip
+        return self.replace(vb, gone)
+
+    def expire(self, vb: VBucket, item: Record) -> None:
+        """Turn an item whose time has come into a tombstone; a disk that takes nothing leaves it for later."""
+        if vb.state is _ACTIVE and self.trouble is None:
+            self.remove(vb, item, kind=EXPIRED)
+            self.counts.expired += 1
+
+    def until(self, seconds: int) -> int:
+        """An expiry as it is kept: seconds of the epoch, 0 for never."""
+        return seconds + self.clock.seconds if 0 < seconds <= RELATIVE_EXPIRY_S_MAX else seconds
+
+    # ---------------------------------------------------------------------------------------------------------- locks
+
+    def check_version(self, vb: VBucket, key: bytes, old_cas: int, cas: int) -> None:
+        """Refuse to change an item that is locked or another version than the client means; 0 means any.
+
+        A locked item changes for the CAS that its lock was given with, and the change ends the lock.
+        """
+        lock = self.lock_of(vb, key) if self.locks else None
+        if lock is not None:
+            if cas != lock:
+                raise Refused(Status.LOCKED, "Locked")
+            del self.locks[vb.id, key]
+        elif cas and cas != old_cas:
+            raise exists()
+
+    def lock_of(self, vb: VBucket, key: bytes) -> int | None:
+        """The CAS that unlocks an item; None for one that is not locked."""
+        lock = self.locks.get((vb.id, key))
+        if lock is None:
+            return None
+        if lock[1] <= self.clock.seconds:
+            del self.locks[vb.id, key]
+            return None
+        return lock[0]
+
+    # --------------------------------------------------------------------------------------------------------- memory
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What waits for the disk."""
+        return self.dirty_bytes + self.flushing_bytes
+
+    @property
+    def live_items(self) -> int:
+        """How many items there are, those among them that are expired and not yet seen to be."""
+        return sum(vb.live_items for vb in self.vbuckets if vb is not None)
+
+    def evict(self) -> None:
+        """Drop about half of what is on disk too, vbucket by vbucket, once it is more than memory may hold."""
+        if self.resident_bytes <= self.limits.resident_bytes_max:
+            return
+        there = [vb for vb in self.vbuckets if vb is not None and vb.items]
+        total = sum(len(vb.items) for vb in there) or 1
+        dropped = 0
+        for _ in range(len(there)):
+            self._evict_from = (self._evict_from + 1) % len(there)
+            vb = there[self._evict_from]
+            dropped += len(vb.items)
+            vb.items = {}
+            if dropped > total // 2:
+                break
+        self.resident_bytes -= self.resident_bytes * dropped // total

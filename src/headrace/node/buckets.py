@@ -1,0 +1,142 @@
+"""All buckets of a node: opening and closing them, making and removing them.
+
+DATA/lock             held by the one node that may use DATA
+DATA/buckets/NAME/    the files of a bucket, see disk.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.errors import HeadraceError
+from headrace.node.bucket import Bucket, new_vbuuid
+from headrace.node.disk import Disk
+from headrace.node.flusher import Flusher
+from headrace.node.pager import Pager
+from headrace.node.users import BUCKET_NAME
+from headrace.store import DirectoryLock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from headrace.node.limits import NodeLimits
+
+log = logging.getLogger("headrace.node.buckets")
+
+LOCK_WAIT_S = 15.0
+"""The writer of a node that was killed may still be finishing its last transaction."""
+
+
+class BucketError(HeadraceError):
+    """A bucket cannot be made or removed; the text says why."""
+
+
+@dataclass(slots=True)
+class OpenBucket:
+    """A bucket and those who work for it."""
+
+    bucket: Bucket
+    flusher: Flusher
+    pager: Pager
+
+    async def close(self) -> None:
+        """Bring all to disk and let go of the files."""
+        await self.pager.close()
+        clean = await self.flusher.close()
+        if not clean:
+            log.error("closed with changes that are not on disk", extra={"bucket": self.bucket.name})
+        await asyncio.to_thread(self.bucket.disk.close, clean=clean)
+
+
+class Buckets:
+    """The buckets of one data directory."""
+
+    def __init__(self, data: Path, *, vbuckets: int, limits: NodeLimits) -> None:
+        self.data = data
+        self.vbuckets = vbuckets
+        self.limits = limits
+        self._open: dict[str, OpenBucket] = {}
+        self._busy: set[str] = set()
+        data.mkdir(parents=True, exist_ok=True)
+        self._lock = DirectoryLock(data, wait_s=LOCK_WAIT_S)
+
+    def __iter__(self) -> Iterator[OpenBucket]:
+        return iter(list(self._open.values()))
+
+    def get(self, name: str) -> OpenBucket | None:
+        """A bucket that is open."""
+        return self._open.get(name)
+
+    def is_opening(self, name: str) -> bool:
+        """Whether a bucket will be there in a moment."""
+        return name in self._busy
+
+    def names(self) -> list[str]:
+        """The names of all buckets."""
+        return sorted(self._open)
+
+    async def open_all(self, names: tuple[str, ...]) -> None:
+        """Open every bucket that the directory holds, and make those that are named and not there."""
+        kept = self.data / "buckets"
+        there = [path.name for path in kept.iterdir() if (path / "bucket.json").exists()] if kept.exists() else []
+        for name in dict.fromkeys([*sorted(there), *names]):
+            await self.create(name)
+
+    async def create(self, name: str) -> OpenBucket:
+        """Open a bucket, making it where it is not."""
+        if not BUCKET_NAME.fullmatch(name) or name.startswith("."):
+            raise BucketError(f"{name!r} is no name for a bucket: letters, digits, . _ % - and at most 100 of them")
+        if name in self._open or name in self._busy:
+            raise BucketError(f"there is a bucket {name} already")
+        if len(self._open) + len(self._busy) >= self.limits.buckets_max:
+            raise BucketError(f"a node has at most {self.limits.buckets_max} buckets")
+        self._busy.add(name)
+        try:
+            disk, lost = await asyncio.to_thread(self._open_disk, name)
+        finally:
+            self._busy.discard(name)
+        bucket = Bucket(name, disk, vbuckets=self.vbuckets, limits=self.limits)
+        if lost:
+            log.warning(
+                "after an unclean end, vbuckets that may have lost changes got a new branch",
+                extra={"bucket": name, "vbuckets": lost},
+            )
+        flusher = Flusher(bucket)
+        opened = OpenBucket(bucket, flusher, Pager(bucket, flusher))
+        self._open[name] = opened
+        return opened
+
+    def _open_disk(self, name: str) -> tuple[Disk, int]:
+        directory = self.data / "buckets" / name
+        disk = Disk(directory, vbuckets=self.vbuckets, lock_fd=self._lock.fd)
+        try:
+            lost = disk.recover([new_vbuuid() for _ in range(self.vbuckets)])
+        except BaseException:
+            disk.close(clean=False)
+            raise
+        return disk, len(lost)
+
+    async def delete(self, name: str) -> None:
+        """Remove a bucket and its files."""
+        opened = self._open.pop(name, None)
+        if opened is None:
+            raise BucketError(f"there is no bucket {name}")
+        self._busy.add(name)
+        try:
+            opened.bucket.trouble = "the bucket is being removed"
+            await opened.close()
+            await asyncio.to_thread(shutil.rmtree, opened.bucket.disk.directory)
+        finally:
+            self._busy.discard(name)
+
+    async def close(self) -> None:
+        """Close all buckets, then leave the directory to others."""
+        for opened in list(self._open.values()):
+            await opened.close()
+        self._open.clear()
+        self._lock.close()

@@ -1,0 +1,73 @@
+"""The cluster map that clients ask for: this node, its ports, and the vbuckets that it serves.
+
+What must be in it was learned from what the official clients refuse: a management port even where nothing listens
+there, a `nodes` list, a revision from 1 on. `$HOST` is the host that the client dialled.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from headrace.history import State
+
+if TYPE_CHECKING:
+    from headrace.node.bucket import Bucket
+
+EPOCH = 1
+_MANAGEMENT_PORT = 8091
+_MANAGEMENT_PORT_TLS = 18091
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a node listens."""
+
+    host: str
+    port: int
+    tls: bool = False
+    http_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """A map and its version."""
+
+    version: tuple[int, int]
+    json: bytes
+
+
+def cluster_config(address: Address, bucket: Bucket) -> ClusterConfig:
+    """The map of a bucket as it is now."""
+    served = bytes(vb is not None and vb.state is State.ACTIVE for vb in bucket.vbuckets)
+    revision = bucket.map_revision
+    text = _spelled(address, bucket.name, bucket.disk.facts.uuid, revision, served)
+    return ClusterConfig((EPOCH, revision), text)
+
+
+@lru_cache(maxsize=64)
+def _spelled(address: Address, name: str, uuid: str, revision: int, served: bytes) -> bytes:
+    management = address.http_port or _MANAGEMENT_PORT
+    services = {"kv": address.port, "mgmt": management}
+    if address.tls:
+        services = {"kvSSL": address.port, "mgmt": management, "mgmtSSL": _MANAGEMENT_PORT_TLS}
+    config = {
+        "rev": revision,
+        "revEpoch": EPOCH,
+        "name": name,
+        "uuid": uuid,
+        "nodeLocator": "vbucket",
+        "bucketCapabilitiesVer": "",
+        "bucketCapabilities": ["cbhello", "touch", "cccp", "nodesExt", "dcp", "xattr"],
+        "nodes": [{"hostname": f"$HOST:{management}", "ports": {"direct": address.port}}],
+        "nodesExt": [{"services": services, "thisNode": True}],
+        "vBucketServerMap": {
+            "hashAlgorithm": "CRC",
+            "numReplicas": 0,
+            "serverList": [f"$HOST:{address.port}"],
+            "vBucketMap": [[0] if here else [-1] for here in served],
+        },
+    }
+    return json.dumps(config, separators=(",", ":")).encode()

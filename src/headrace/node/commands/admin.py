@@ -1,0 +1,124 @@
+"""What concerns a bucket as a whole: flush, persistence, compaction, traffic."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from headrace.node.commands.items import bucket_of
+from headrace.node.dispatch import answer, handles
+from headrace.node.users import Role
+from headrace.store.records import seqno_of, unpack
+from headrace.wire.catalogue import (
+    CompactDb,
+    DisableTraffic,
+    Done,
+    EnableTraffic,
+    Flush,
+    Flushing,
+    FlushQ,
+    StartPersistence,
+    StopPersistence,
+    Text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from headrace.node.bucket import Bucket
+    from headrace.node.buckets import OpenBucket
+    from headrace.node.session import Session
+    from headrace.node.vbucket import VBucket
+
+_KEYS_AT_ONCE = 1000
+
+
+def _opened(session: Session) -> OpenBucket:
+    assert session.opened is not None
+    return session.opened
+
+
+@handles(Flush, FlushQ, needs=Role.WRITE)
+def flush(session: Session, request: Flushing) -> Done | Awaitable[Done]:
+    """Remove every item that is there now, one deletion each, so that streams and replicas see it go.
+
+    With a time it is done then, and answered at once.
+    """
+    opened = _opened(session)
+    if request.expiry:
+        delay = opened.bucket.until(request.expiry) - int(time.time())
+        session.services.later(max(0, delay), lambda: _flush_all(opened))
+        return answer(request, Done)
+    return _flush_now(opened, request)
+
+
+async def _flush_now(opened: OpenBucket, request: Flushing) -> Done:
+    await _flush_all(opened)
+    return answer(request, Done)
+
+
+async def _flush_all(opened: OpenBucket) -> None:
+    bucket = opened.bucket
+    bucket.check_writable()
+    for vb in [vb for vb in bucket.vbuckets if vb is not None and vb.live_items]:
+        await _flush_vbucket(opened, vb)
+
+
+async def _flush_vbucket(opened: OpenBucket, vb: VBucket) -> None:
+    """Memory first, then what only the disk has; nothing that came after the flush."""
+    bucket, last = opened.bucket, vb.high_seqno
+    _remove_all(bucket, vb, [*vb.items, *vb.flushing, *vb.dirty], last)
+    after = b""
+    while vb.live_items and vb.persisted_seqno:
+        with bucket.disk.reader.snapshot() as snapshot:
+            found = snapshot.keys(vb.id, after=after, limit=_KEYS_AT_ONCE)
+        if not found:
+            return
+        after = found[-1][0]
+        _remove_all(bucket, vb, [key for key, _ in found], last)
+        if bucket.waiting_bytes > bucket.limits.dirty_bytes_max:
+            await opened.flusher.on_disk()
+        else:
+            await asyncio.sleep(0)
+
+
+def _remove_all(bucket: Bucket, vb: VBucket, keys: list[bytes], last: int) -> None:
+    for key in keys:
+        record = bucket.live(vb, key)
+        if record is not None and seqno_of(record) <= last:
+            bucket.remove(vb, unpack(record))
+
+
+@handles(StopPersistence, needs=Role.ADMIN)
+def stop_persistence(session: Session, request: StopPersistence) -> Text:
+    """Leave changes in memory, as a test of crashes wants it."""
+    _opened(session).flusher.stop_persistence()
+    return answer(request, Text)
+
+
+@handles(StartPersistence, needs=Role.ADMIN)
+def start_persistence(session: Session, request: StartPersistence) -> Text:
+    """Bring changes to disk again."""
+    _opened(session).flusher.start_persistence()
+    return answer(request, Text)
+
+
+@handles(CompactDb, needs=Role.ADMIN)
+async def compact(session: Session, request: CompactDb) -> Done:
+    """Forget tombstones of a vbucket: all of them, or those older than a time."""
+    vb = bucket_of(session).vbucket(request.vbucket)
+    before = 0xFFFF_FFFF if request.drop_deletes else min(request.purge_before_time, 0xFFFF_FFFF)
+    opened = _opened(session)
+    if before:
+        if not opened.flusher.stopped:
+            await opened.flusher.on_disk()
+        await opened.pager.purge(deleted_before=before, vbucket=vb.id)
+    return answer(request, Done)
+
+
+@handles(EnableTraffic, DisableTraffic, needs=Role.ADMIN)
+def traffic(session: Session, request: EnableTraffic | DisableTraffic) -> Text:
+    """Agree: a node serves always. Managers of old servers disable traffic around a flush."""
+    del session
+    return answer(request, Text)

@@ -1,0 +1,60 @@
+"""The states of vbuckets: what a manager of a cluster tells its nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.history import Cause, State, transition
+from headrace.ids import VBucketId
+from headrace.node.bucket import new_vbuuid
+from headrace.node.commands.items import bucket_of
+from headrace.node.dispatch import answer, handles
+from headrace.node.refused import Refused
+from headrace.node.users import Role
+from headrace.wire.catalogue import DeleteVBucket, Done, GetVBucket, SetVBucket, VBucketStateReply
+from headrace.wire.codes import Status
+
+if TYPE_CHECKING:
+    from headrace.node.session import Session
+
+
+@handles(SetVBucket, needs=Role.ADMIN)
+async def set_vbucket(session: Session, request: SetVBucket) -> Done:
+    """Put a vbucket in a state, making it where it is not; answered when the disk knows, unless it was stopped."""
+    bucket = bucket_of(session)
+    number = request.state if request.state is not None else request.state_byte
+    try:
+        state = State(number or 0)
+    except ValueError:
+        raise Refused(Status.INVALID, f"{number} is no state of a vbucket") from None
+    if request.vbucket >= len(bucket.vbuckets):
+        raise Refused(Status.OUT_OF_RANGE, f"this bucket has vbuckets 0 to {len(bucket.vbuckets) - 1}")
+    vb = bucket.vbuckets[request.vbucket]
+    if vb is None:
+        bucket.make_vbucket(VBucketId(request.vbucket), state)
+    else:
+        if transition(vb.state, state, cause=Cause.SET_VBUCKET).branches:
+            vb.branch(new_vbuuid(), vb.high_seqno)
+        vb.state = state
+        bucket.touch_vbucket(vb)
+    assert session.opened is not None
+    if not session.opened.flusher.stopped:
+        await session.opened.flusher.on_disk()
+    return answer(request, Done)
+
+
+@handles(GetVBucket, needs=Role.READ)
+def get_vbucket(session: Session, request: GetVBucket) -> VBucketStateReply:
+    """Tell the state of a vbucket."""
+    return answer(request, VBucketStateReply, state=bucket_of(session).vbucket(request.vbucket).state)
+
+
+@handles(DeleteVBucket, needs=Role.ADMIN)
+async def delete_vbucket(session: Session, request: DeleteVBucket) -> Done:
+    """Remove a vbucket and all it holds; it must be dead, so that nobody uses it."""
+    vb = bucket_of(session).vbucket(request.vbucket)
+    if vb.state is not State.DEAD:
+        raise Refused(Status.NOT_MY_VBUCKET)
+    assert session.opened is not None
+    await session.opened.flusher.delete_vbucket(vb)
+    return answer(request, Done)

@@ -1,0 +1,320 @@
+"""One connection: bytes from the socket to the session, answers back, in order and within bounds.
+
+A connection is stalled while a request waits for something, while its client does not read its answers, and while the
+disk is so far behind that writers must wait. A stalled connection is not read from, so its client's own buffers fill;
+what it had sent before stays in `_rest`, at most one read's worth and one begun message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, cast
+
+from headrace.node import replies
+from headrace.node.hot import serve
+from headrace.node.refused import Refused
+from headrace.node.session import Session
+from headrace.node.writes import WRITES
+from headrace.store import StoreError
+from headrace.wire.codes import Status
+from headrace.wire.header import MAGICS, Header
+from headrace.wire.limits import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from headrace.errors import HeadraceError
+    from headrace.node.services import Services
+
+log = logging.getLogger("headrace.node.connection")
+
+_LARGE_BYTES = 64 * 1024
+"""A begun message beyond this counts against what all connections may hold."""
+
+
+class Connection(asyncio.Protocol):
+    """Serves one client."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self.session: Session
+        self._transport: asyncio.Transport
+        self._rest: bytes | bytearray = b""
+        self._wanted_bytes = HEADER_BYTES
+        self._counted_bytes = 0
+        self._stalls = 0
+        self._working = False
+        self._received_bytes = 0
+        self.sent_bytes = 0
+        self._closed = False
+        self.began_at = self.progress_at = 0.0
+
+    # ------------------------------------------------------------------------------------------------- from the loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a client, or turn it away when there are too many."""
+        self._transport = cast("asyncio.Transport", transport)
+        services = self._services
+        peer = transport.get_extra_info("peername")
+        self.session = Session(services, peer=_spelled(peer), local=_spelled(transport.get_extra_info("sockname")))
+        self.began_at = self.progress_at = asyncio.get_running_loop().time()
+        if len(services.connections) >= services.limits.connections_max:
+            services.counts.refused_connections += 1
+            self._leave("too many connections")
+            return
+        services.counts.accepted += 1
+        services.connections.add(self)
+        self._transport.set_write_buffer_limits(high=services.limits.reply_bytes_max)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the client."""
+        del exc
+        self._closed = True
+        self._count_half_frame(0)
+        self._rest = b""
+        self._services.counts.requests += self.session.requests
+        self._services.connections.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Serve what has come in whole, and keep the rest."""
+        self._received_bytes += len(data)
+        if self._stalls:  # what was on its way when reading was paused
+            self._rest += data
+            return
+        if self._rest:
+            if len(self._rest) + len(data) < self._wanted_bytes:
+                self._keep_begun(data)
+                return
+            data = bytes(self._rest) + data
+            self._rest = b""
+        self._work(data)
+        if self.session.user is None and self._received_bytes > self._services.limits.unauthenticated_bytes_max:
+            self._leave("too much was sent before authenticating")
+
+    def eof_received(self) -> bool | None:
+        """The client has said all; what it asked is still answered before the connection closes."""
+        if self._stalls:
+            self.session.close_after_reply = True
+            return True
+        return None
+
+    def pause_writing(self) -> None:
+        """The client does not read: its requests wait."""
+        self._stall()
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        self._unstall()
+
+    # ---------------------------------------------------------------------------------------------------------- work
+
+    def _work(self, data: bytes) -> None:
+        """Serve requests until they are all served or one has to wait; then put the rest aside."""
+        session, at = self.session, 0
+        self._working = True
+        try:
+            while True:
+                before = self._cas(tick=True)
+                at = serve(session, data, at)
+                if session.fault is not None:
+                    self._send()
+                    self._leave(session.fault)
+                    return
+                wrote = self._cas() != before
+                if wrote and self._services.sync_every_write:
+                    self._hold(session.out)
+                    break
+                self._send()
+                if session.pending is not None:
+                    self._wait_for(session.pending)
+                    session.pending = None
+                    break
+                if session.close_after_reply:
+                    self._transport.close()
+                    return
+                if wrote and self._disk_is_behind():
+                    break
+                if self._stalls or self._closed:
+                    break
+                if at + HEADER_BYTES > len(data) or self._begun(data, at):
+                    break
+        except StoreError:  # a read that failed in the middle of a block: nobody knows what was answered
+            log.exception("the disk cannot be read", extra={"peer": session.peer})
+            self._leave("the disk cannot be read")
+            return
+        finally:
+            self._working = False
+        self._put_aside(data, at)
+
+    def _cas(self, *, tick: bool = False) -> int:
+        """What changes with every write of the bucket: nothing else runs while a block is served."""
+        bucket = self.session.bucket
+        if bucket is None:
+            return 0
+        if tick:
+            bucket.clock.tick()
+        return bucket.dirty_bytes  # and no CAS: a touch and a change with meta take no new one
+
+    def _begun(self, data: bytes, at: int) -> bool:
+        return at + HEADER_BYTES + Header.parse(data, at).body_length > len(data)
+
+    def _put_aside(self, data: bytes, at: int) -> None:
+        """Keep what is not served yet; a message that can never be whole ends the connection."""
+        self._rest = data[at:] if at else data
+        if self._rest:
+            self.progress_at = asyncio.get_running_loop().time()
+        if self._rest and self._rest[0] not in MAGICS:
+            self._leave(f"0x{self._rest[0]:02x} is no magic of this protocol")
+            return
+        if len(self._rest) < HEADER_BYTES:
+            self._wanted_bytes = HEADER_BYTES
+            self._count_half_frame(0)
+            return
+        header = Header.parse(self._rest)
+        limits = self._services.limits
+        known = self.session.user is not None
+        problem = header.problem(limits.body_bytes_max if known else limits.unauthenticated_bytes_max)
+        if problem:
+            self._leave(f"byte {problem[0]} of a message: {problem[1]}")
+            return
+        self._wanted_bytes = HEADER_BYTES + header.body_length
+        if not self._count_half_frame(self._wanted_bytes):
+            refused = Refused(Status.OUT_OF_MEMORY, "too many large messages are coming in")
+            self._transport.write(replies.error(header.opcode, header.opaque, refused))
+            self._leave("no memory for a begun message")
+
+    def _keep_begun(self, data: bytes) -> None:
+        """Gather a message that comes in pieces."""
+        if isinstance(self._rest, bytes):
+            self._rest = bytearray(self._rest)
+        self._rest += data
+        self.progress_at = asyncio.get_running_loop().time()
+        if self._wanted_bytes == HEADER_BYTES and len(self._rest) >= HEADER_BYTES:
+            self._put_aside(bytes(self._rest), 0)
+
+    def _count_half_frame(self, size: int) -> bool:
+        """Count a begun message against what all may hold; False when it would be too much."""
+        services = self._services
+        size = size if size > _LARGE_BYTES else 0
+        total = services.half_frame_bytes - self._counted_bytes + size
+        if size and total > services.limits.half_frame_bytes_max:
+            return False
+        services.half_frame_bytes, self._counted_bytes = total, size
+        return True
+
+    def _send(self) -> None:
+        session = self.session
+        if session.out:
+            block = b"".join(session.out)
+            session.out.clear()
+            session.out_bytes = 0
+            self.sent_bytes += len(block)
+            self._transport.write(block)
+
+    # --------------------------------------------------------------------------------------------------------- waits
+
+    def _stall(self) -> None:
+        self._stalls += 1
+        if self._stalls == 1 and not self._closed:
+            self._transport.pause_reading()
+
+    def _unstall(self) -> None:
+        """Go on where the connection was left, once nothing holds it any more."""
+        self._stalls -= 1
+        if self._stalls or self._closed or self._transport.is_closing():
+            return
+        self._transport.resume_reading()
+        if self.session.close_after_reply:
+            self._transport.close()
+        elif not self._working and len(self._rest) >= HEADER_BYTES:
+            data, self._rest = bytes(self._rest), b""
+            self._work(data)
+
+    def _wait_for(self, pending: Awaitable[None]) -> None:
+        self._stall()
+
+        async def wait() -> None:
+            try:
+                await pending
+            finally:
+                self._send()
+                self._unstall()
+
+        self._services.background(wait())
+
+    def _disk_is_behind(self) -> bool:
+        """Make a writer wait for the disk."""
+        session = self.session
+        if session.opened is None or session.opened.bucket.waiting_bytes < self._services.limits.dirty_bytes_max:
+            return False
+        if session.opened.bucket.trouble is not None:
+            return False
+        if session.opened.flusher.stopped:
+            session.opened.flusher.refuse_more()
+            return False
+        self._stall()
+        session.opened.flusher.after.append(self._unstall)
+        return True
+
+    def _hold(self, out: list[bytes]) -> None:
+        """Acknowledge nothing before it is on disk."""
+        opened = self.session.opened
+        assert opened is not None
+        held = list(out)
+        out.clear()
+        self.session.out_bytes = 0
+        pending, self.session.pending = self.session.pending, None
+
+        async def hold() -> None:
+            try:
+                await opened.flusher.on_disk()
+                self.session.out.extend(held)
+            except StoreError as error:
+                self._refuse_held(held, error)
+            if pending is not None:
+                await pending
+
+        self._wait_for(hold())
+
+    def _refuse_held(self, held: list[bytes], error: HeadraceError) -> None:
+        """Tell of each write that it is not on disk. Quiet ones have no answer to change: the connection ends."""
+        refused = Refused(Status.TEMPORARY_FAILURE, str(error))
+        for reply in held:
+            header = Header.parse(reply)
+            wrote = header.opcode in WRITES and header.specific == Status.SUCCESS
+            self.session.out.append(replies.error(header.opcode, header.opaque, refused) if wrote else reply)
+        self.session.close_after_reply = True
+
+    # ----------------------------------------------------------------------------------------------------------- end
+
+    def check(self, now: float) -> None:
+        """End a connection that takes too long to say who it is or what it wants."""
+        limits = self._services.limits
+        if self.session.user is None and now - self.began_at > limits.unauthenticated_s_max:
+            self._leave("it took too long to authenticate")
+        elif self._rest and not self._stalls and now - self.progress_at > limits.half_frame_s_max:
+            self._leave("a begun message did not go on")
+
+    def close(self) -> None:
+        """End the connection, with what is yet to be sent."""
+        self._transport.close()
+
+    def _leave(self, reason: str) -> None:
+        """End a connection that cannot go on."""
+        counts = self._services.counts.closed_for
+        kind = reason.split(":", maxsplit=1)[0]
+        if kind in counts or len(counts) < 100:  # noqa: PLR2004 - the kinds are ours, and few
+            counts[kind] = counts.get(kind, 0) + 1
+        log.info("a connection was ended", extra={"peer": self.session.peer, "why": reason})
+        self._rest = b""
+        self._count_half_frame(0)
+        self._closed = True
+        self._transport.close()
+
+
+def _spelled(name: object) -> str:
+    """A socket's address, as logs and stats show it."""
+    if isinstance(name, tuple) and len(name) >= 2:  # noqa: PLR2004 - host and port
+        return f"{name[0]}:{name[1]}"
+    return str(name or "")

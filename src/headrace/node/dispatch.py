@@ -1,0 +1,162 @@
+"""One request, by the catalogue: decode it, see that it may be, do it, answer it as its entry says.
+
+A handler is a function of session and message. It gives an answer, several, none, or something to wait for that gives
+those; it raises `Refused` for the rest. Whether an answer is sent at all is the catalogue's business (`answered`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from headrace.errors import HeadraceError, RemoteProtocolError
+from headrace.node import replies
+from headrace.node.refused import Refused
+from headrace.node.users import Role
+from headrace.wire import Dialect, Frame, Malformed, Unknown, decode, encode
+from headrace.wire.codes import RequestFrameInfo, Status
+from headrace.wire.frame_info import FrameInfo, split_frame_infos
+from headrace.wire.header import REQUEST_MAGICS
+from headrace.wire.message import Answered, Message, Request, Response
+from headrace.wire.registry import REQUESTS
+
+if TYPE_CHECKING:
+    from headrace.node.session import Session
+
+Answer = Response | Iterable[Response] | None
+Result = Answer | Awaitable[Answer]
+R = TypeVar("R", bound=Response)
+
+
+class Who(Enum):
+    """Who may send what takes no role."""
+
+    ANYONE = "also who is not known yet"
+    KNOWN = "everyone who authenticated"
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """What serves a message: the function, the right that it takes, and whether a bucket must be selected."""
+
+    serve: Callable[[Session, Any], Result]
+    needs: Role | Who
+    bucket: bool
+
+
+HANDLERS: dict[str, Handler] = {}
+"""By the name of the message. Filled by the modules in headrace.node.commands."""
+
+
+def handles(
+    *messages: type[Request], needs: Role | Who, bucket: bool = True
+) -> Callable[[Callable[[Session, Any], Result]], Callable[[Session, Any], Result]]:
+    """Enter a function as what serves these messages."""
+
+    def enter(serve: Callable[[Session, Any], Result]) -> Callable[[Session, Any], Result]:
+        for message in messages:
+            HANDLERS[message.spec.name] = Handler(serve, needs, bucket)
+        return serve
+
+    return enter
+
+
+def answer(request: Request, reply: type[R], **fields: object) -> R:
+    """An answer to a request: its opcode and opaque are the request's."""
+    opcode = request.spec.opcodes[Dialect.DCP]
+    return reply(opcode=opcode, opaque=request.opaque, **cast("dict[str, Any]", fields))
+
+
+def dispatch(session: Session, frame: Frame) -> None:
+    """Serve one request."""
+    message = decode(frame, Dialect.DCP)
+    if frame.header.magic not in REQUEST_MAGICS:  # to answer an answer could go on for ever
+        session.fault = f"magic 0x{frame.header.magic:02x} where a request is expected"
+        return
+    try:
+        result = _serve(session, message)
+    except HeadraceError as error:
+        _refuse(session, frame, error)
+        return
+    assert isinstance(message, Request)
+    if isinstance(result, Awaitable):
+        session.pending = _wait(session, frame, message, result)
+    else:
+        _send(session, message, result)
+
+
+async def _wait(session: Session, frame: Frame, message: Request, result: Awaitable[Answer]) -> None:
+    try:
+        _send(session, message, await result)
+    except HeadraceError as error:
+        _refuse(session, frame, error)
+
+
+def _serve(session: Session, message: Message) -> Result:
+    if isinstance(message, Unknown):
+        _check_known(session)
+        raise Refused(Status.UNKNOWN_COMMAND, f"0x{message.opcode:02x} is no command of this protocol")
+    spec = message.command if isinstance(message, Malformed) else message.spec
+    handler = HANDLERS.get(spec.name)
+    if handler is None or handler.needs is not Who.ANYONE:
+        _check_known(session)
+    if isinstance(message, Malformed):
+        raise Refused(Status.INVALID, f"{spec.name}: {message.problem.text}")
+    assert isinstance(message, Request)
+    if handler is None:
+        raise Refused(Status.NOT_SUPPORTED, f"{spec.name} is not served by this node")
+    if handler.bucket and session.bucket is None:
+        raise Refused(Status.NO_BUCKET, "no bucket is selected")
+    if isinstance(handler.needs, Role) and not session.may(handler.needs):
+        raise Refused(Status.NO_ACCESS, f"{spec.name} takes the role {handler.needs}")
+    if message.framing:
+        _check_framing(message.framing)
+    return handler.serve(session, message)
+
+
+def _check_known(session: Session) -> None:
+    if session.user is None:
+        raise Refused(Status.AUTH_ERROR, "authenticate first")
+
+
+def _check_framing(framing: bytes) -> None:
+    """Refuse what the framing extras ask for and nobody does; what is served reads them for itself."""
+    for info in frame_infos(framing):
+        if info.id == RequestFrameInfo.DURABILITY:
+            raise Refused(Status.NOT_SUPPORTED, "hello did not agree on durable writes")
+        if info.id not in {RequestFrameInfo.BARRIER, RequestFrameInfo.PRESERVE_EXPIRY}:
+            raise Refused(Status.UNKNOWN_FRAME_INFO, f"frame info {info.id} is not known here")
+
+
+def frame_infos(framing: bytes) -> tuple[FrameInfo, ...]:
+    """The objects in the framing extras of a request."""
+    try:
+        return split_frame_infos(framing)
+    except RemoteProtocolError as error:
+        raise Refused(Status.INVALID, error.text) from error
+
+
+def _send(session: Session, message: Request, result: Answer) -> None:
+    if result is None or message.spec.answered in {Answered.NEVER, Answered.WHEN_REFUSED}:
+        return
+    for reply in (result,) if isinstance(result, Response) else result:
+        session.send(encode(reply, Dialect.DCP))
+
+
+def _refuse(session: Session, frame: Frame, error: HeadraceError) -> None:
+    """Answer with an error, but for a miss that the command keeps silent about."""
+    opcode, opaque = frame.header.opcode, frame.header.opaque
+    refused = error if isinstance(error, Refused) else Refused(Status.TEMPORARY_FAILURE, str(error))
+    if refused.status is Status.KEY_NOT_FOUND and opcode in _SILENT_MISSES:
+        return
+    session.send(replies.error(opcode, opaque, session.worded(refused)))
+
+
+_SILENT_MISSES = frozenset(
+    cls.spec.opcodes[Dialect.DCP]
+    for cls in REQUESTS
+    if cls.spec.answered is Answered.UNLESS_MISSED and Dialect.DCP in cls.spec.opcodes
+)
+"""The quiet forms of get."""

@@ -1,0 +1,251 @@
+"""Memory to disk, in groups.
+
+    put -> wake -> (a little time, so that many changes make one transaction) -> take all that is dirty -> write -> done
+
+One batch is under way at a time, and it takes everything: while the disk works on one, the next gathers, so that
+the batches grow with the load. A batch that the disk refuses goes back to memory; from then on the bucket
+acknowledges no write, until a later try succeeds. The lock keeps other work of the writer (purge, removal of a vbucket)
+from coming between the taking of a batch and its writing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from headrace.node.bucket import RECORD_OVERHEAD_BYTES, Bucket
+from headrace.store import Changes, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.ids import VBucketId
+    from headrace.node.vbucket import VBucket
+
+T = TypeVar("T")
+
+GATHER_S = 0.05
+"""How long a lone change waits for company before it goes to disk, unless someone waits for it."""
+GATHER_BUSY_S = 0.5
+"""The same under load: larger batches cost less a change, and leave more of the machine to the clients."""
+BUSY_BYTES = 1 << 20
+"""What has gathered by then tells a load from a trickle."""
+RETRY_S = 1.0
+"""How long a failing disk is left alone."""
+
+log = logging.getLogger("headrace.node.flusher")
+
+
+class Flusher:
+    """Brings one bucket's changes to disk, and tells who waits for that."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.bucket = bucket
+        self.stopped = False
+        """Told to stop persistence: changes gather in memory alone."""
+        self.flushes = 0
+        self.items = 0
+        self.failures = 0
+        self.after: list[Callable[[], None]] = []
+        """Called once, after the next batch, whatever became of it."""
+        self._lock = asyncio.Lock()
+        self._awake = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._closing = False
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._taken = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"disk-{bucket.name}")
+        bucket.wake = self._awake.set
+        if bucket.dirty_vbuckets:
+            self._awake.set()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    # ------------------------------------------------------------------------------------------------------ to wait
+
+    async def on_disk(self) -> None:
+        """Wait until all that is in memory now is on disk; raise StoreError when the disk refuses it."""
+        bucket = self.bucket
+        if bucket.trouble is not None:
+            raise StoreError(bucket.trouble)
+        if self.stopped:
+            raise StoreError("persistence is stopped")
+        if not bucket.dirty_vbuckets and not bucket.flushing_bytes:
+            return
+        generation = self._taken + 1 if bucket.dirty_vbuckets else self._taken
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append((generation, waiter))
+        self._urgent.set()
+        await waiter
+
+    async def persisted(self, vb: VBucket, seqno: int) -> None:
+        """Wait until a vbucket has a seqno on disk, however often the disk must be tried."""
+        while vb.persisted_seqno < seqno:
+            waiter = asyncio.get_running_loop().create_future()
+            self.after.append(lambda waiter=waiter: waiter.done() or waiter.set_result(None))  # type: ignore[misc]
+            self._urgent.set()
+            await waiter
+
+    async def purge(self, vbucket: VBucketId | None, *, deleted_before: int, limit: int) -> int:
+        """Forget up to `limit` old tombstones, between batches; 0 when there are none."""
+        bucket = self.bucket
+        async with self._lock:
+            purged = await self._in_thread(
+                lambda: bucket.disk.writer.purge(vbucket, deleted_before=deleted_before, limit=limit)
+            )
+            for vb_id, seqno in purged.items():
+                vb = bucket.vbuckets[vb_id]
+                if vb is not None:
+                    vb.purge_seqno = max(vb.purge_seqno, seqno)
+                    vb.items = {}
+            bucket.disk.refresh()
+        return len(purged)
+
+    async def delete_vbucket(self, vb: VBucket) -> None:
+        """Remove a vbucket and all it holds, between batches."""
+        bucket = self.bucket
+        async with self._lock:
+            bucket.drop_vbucket(vb)
+            await self._in_thread(lambda: bucket.disk.writer.delete_vbucket(vb.id))
+            bucket.disk.marks[vb.id] = 0
+            bucket.disk.refresh()
+
+    # ------------------------------------------------------------------------------------------------------ to work
+
+    def stop_persistence(self) -> None:
+        """Leave changes in memory."""
+        self.stopped = True
+
+    def refuse_more(self) -> None:
+        """Memory is full, and nothing leaves it while persistence is stopped."""
+        self.bucket.trouble = f"persistence is stopped, and {self.bucket.waiting_bytes} bytes wait for it"
+
+    def start_persistence(self) -> None:
+        """Go on."""
+        self.stopped = False
+        self._awake.set()
+
+    async def close(self) -> bool:
+        """Flush what is left and end; False when something could not be brought to disk."""
+        self._closing = True
+        self.stopped = False
+        self._awake.set()
+        self._urgent.set()
+        await self._task
+        self._thread.shutdown()
+        return not self.bucket.dirty_vbuckets
+
+    async def _run(self) -> None:
+        while True:
+            await self._awake.wait()
+            await self._gather()
+            self._urgent.clear()
+            self._awake.clear()
+            if self.stopped:
+                continue
+            flushed = await self._flush()
+            if self._closing and (not flushed or not self.bucket.dirty_vbuckets):
+                self._tell()
+                return
+            if not flushed:
+                await asyncio.sleep(RETRY_S)
+                self._awake.set()
+
+    async def _gather(self) -> None:
+        """Let changes gather, unless someone waits for them or memory fills."""
+        await self._pause(GATHER_S)
+        busy_until = asyncio.get_running_loop().time() + GATHER_BUSY_S - GATHER_S
+        enough_bytes = self.bucket.limits.dirty_bytes_max // 2
+        while BUSY_BYTES < self.bucket.dirty_bytes < enough_bytes and not self._urgent.is_set():
+            if asyncio.get_running_loop().time() >= busy_until:
+                return
+            await self._pause(GATHER_S)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._urgent.wait()
+
+    async def _flush(self) -> bool:
+        """Write one batch; False when the disk refused it."""
+        bucket = self.bucket
+        async with self._lock:
+            batch = list(bucket.dirty_vbuckets.values())
+            if not batch:
+                return True
+            bucket.dirty_vbuckets = {}
+            bucket.flushing_bytes, bucket.dirty_bytes = bucket.dirty_bytes, 0
+            changes = [vb.take(bucket.clock.last) for vb in batch]
+            self._taken += 1
+            try:
+                await self._in_thread(lambda: bucket.disk.write(changes))
+            except StoreError as error:
+                if not self._was_kept(changes):
+                    self._failed(batch, error)
+                    return False
+            self._done(batch, [int(change.now.high_seqno) for change in changes])
+            self.items += sum(len(change.records) for change in changes)
+        return True
+
+    def _was_kept(self, changes: list[Changes]) -> bool:
+        """Whether a batch is on disk, though the writer failed: it may have died after its work was done."""
+        try:
+            self.bucket.disk.refresh()
+            kept = self.bucket.disk.vbuckets()
+        except StoreError:
+            return False
+        return any(change.records for change in changes) and all(
+            change.vbucket in kept and kept[change.vbucket].high_seqno == change.now.high_seqno for change in changes
+        )
+
+    def _done(self, batch: list[VBucket], seqnos: list[int]) -> None:
+        bucket = self.bucket
+        bucket.disk.refresh()
+        for vb, seqno in zip(batch, seqnos, strict=True):
+            vb.persisted_seqno = max(vb.persisted_seqno, seqno)
+            bucket.resident_bytes += RECORD_OVERHEAD_BYTES * len(vb.flushing)
+            vb.settle()
+            if not vb.dirty:
+                bucket.disk.marks[vb.id] = 0
+        bucket.resident_bytes += bucket.flushing_bytes
+        bucket.flushing_bytes = 0
+        bucket.evict()
+        self.flushes += 1
+        if bucket.trouble is not None:
+            log.info("the disk works again", extra={"bucket": bucket.name})
+            bucket.trouble = None
+        self._tell()
+
+    def _failed(self, batch: list[VBucket], error: StoreError) -> None:
+        bucket = self.bucket
+        for vb in batch:
+            vb.put_back()
+            bucket.dirty_vbuckets[vb.id] = vb
+        bucket.dirty_bytes += bucket.flushing_bytes
+        bucket.flushing_bytes = 0
+        self.failures += 1
+        if bucket.trouble is None:
+            log.error("the disk refuses writes; none is acknowledged", extra={"bucket": bucket.name, "why": str(error)})
+        bucket.trouble = f"not on disk: {error}"
+        self._tell(error)
+
+    def _tell(self, error: StoreError | None = None) -> None:
+        """Wake whoever waits for the batch that has just ended."""
+        still = []
+        for generation, waiter in self._waiters:
+            if generation > self._taken:
+                still.append((generation, waiter))
+            elif not waiter.done():
+                if error is None:
+                    waiter.set_result(None)
+                else:
+                    waiter.set_exception(StoreError(str(error)))
+        self._waiters = still
+        callbacks, self.after = self.after, []
+        for callback in callbacks:
+            callback()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)

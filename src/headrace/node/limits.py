@@ -1,0 +1,44 @@
+"""Every bound that a node keeps, by name. Each has a default that suits a machine with a few gigabytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.wire.limits import BODY_BYTES_MAX
+
+MIB = 1024 * 1024
+
+VALUE_BYTES_MAX = 20 * MIB
+"""The largest value of an item, as Couchbase Server has it; what was compressed counts inflated."""
+
+RELATIVE_EXPIRY_S_MAX = 30 * 24 * 3600
+"""An expiry up to this is seconds from now, a larger one seconds of the epoch: memcached's old rule."""
+
+LOCK_S_DEFAULT = 15
+LOCK_S_MAX = 30
+"""How long an item stays locked: Couchbase's numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLimits:
+    """What one node takes in before it slows its clients down or turns them away."""
+
+    connections_max: int = 20_000
+    body_bytes_max: int = BODY_BYTES_MAX
+    unauthenticated_bytes_max: int = 64 * 1024
+    """What a client may send before it has authenticated, where users are asked for."""
+    unauthenticated_s_max: float = 30.0
+    """How long it may take to authenticate."""
+    half_frame_s_max: float = 60.0
+    """How long a begun message may take to come in whole without a byte of progress."""
+    half_frame_bytes_max: int = 256 * MIB
+    """What all begun messages of all connections together may hold; one that would pass it is turned away."""
+    reply_bytes_max: int = 4 * MIB
+    """What may wait to be read by one client before its requests wait too."""
+    dirty_bytes_max: int = 128 * MIB
+    """What may wait for the disk, per bucket, before writers wait too."""
+    resident_bytes_max: int = 256 * MIB
+    """What is kept in memory, per bucket, of items that are on disk too."""
+    buckets_max: int = 30
+    tombstone_s_min: int = 3 * 24 * 3600
+    """How long a deletion is remembered: a stream that is away for longer may have to start over."""

@@ -1,0 +1,158 @@
+"""What a node knows of one client: who it is, what it agreed on, and the bucket that it works on.
+
+No IO here: `Connection` moves the bytes, `hot.serve` and the commands read and answer requests through this.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.node.refused import Refused
+from headrace.node.sasl import SaslServer
+from headrace.node.users import EVERY_BUCKET, Role, User
+from headrace.node.values import JSON, SNAPPY, XATTR
+from headrace.wire.codes import Feature, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from headrace.node.bucket import Bucket
+    from headrace.node.buckets import Buckets, OpenBucket
+    from headrace.node.services import Services
+
+GRANTED = frozenset(
+    {
+        Feature.TCP_NODELAY,
+        Feature.MUTATION_SEQNO,
+        Feature.XATTR,
+        Feature.XERROR,
+        Feature.SELECT_BUCKET,
+        Feature.SNAPPY,
+        Feature.JSON,
+        Feature.DUPLEX,
+        Feature.ALT_REQUEST,
+        Feature.PRESERVE_TTL,
+    }
+)
+"""What hello may agree on. Each of them is a duty: see clients' needs in docs/reference/node.md."""
+
+
+_BEFORE_XERROR = {Status.LOCKED: Status.KEY_EXISTS, Status.NOT_LOCKED: Status.TEMPORARY_FAILURE}
+
+
+class Session:
+    """The state of one client."""
+
+    __slots__ = (
+        "agent",
+        "bucket",
+        "close_after_reply",
+        "datatypes",
+        "fault",
+        "features",
+        "implied_bucket",
+        "local",
+        "may_read",
+        "may_write",
+        "opened",
+        "out",
+        "out_bytes",
+        "peer",
+        "pending",
+        "requests",
+        "said_hello",
+        "sasl",
+        "services",
+        "tells_seqno",
+        "user",
+    )
+
+    def __init__(self, services: Services, *, peer: str = "", local: str = "") -> None:
+        self.services = services
+        self.peer = peer
+        self.local = local
+        self.agent = ""
+        self.user: User | None = services.open_user
+        self.sasl = SaslServer(services.users)
+        self.features: frozenset[int] = frozenset()
+        self.said_hello = False
+        self.datatypes = 0
+        self.tells_seqno = False
+        self.opened: OpenBucket | None = None
+        self.implied_bucket = False
+        self.may_read = self.may_write = False
+        self.bucket: Bucket | None = None
+        self.out: list[bytes] = []
+        self.out_bytes = 0
+        self.pending: Awaitable[None] | None = None
+        """What the last request waits for; requests behind it wait too, since answers come in order."""
+        self.close_after_reply = False
+        self.fault: str | None = None
+        """What makes the bytes of this client no messages; there is no going on after that."""
+        self.requests = 0
+        self.imply_bucket()
+
+    @property
+    def buckets(self) -> Buckets:
+        """All buckets of the node."""
+        return self.services.buckets
+
+    def may(self, role: Role) -> bool:
+        """Whether the client may do what a role allows, in its bucket."""
+        return self.user is not None and self.user.may(role, self.bucket.name if self.bucket else EVERY_BUCKET)
+
+    def select(self, opened: OpenBucket | None, *, implied: bool = False) -> None:
+        """Work on a bucket from now on, or on none."""
+        self.opened = opened
+        self.bucket = opened.bucket if opened else None
+        self.implied_bucket = implied and opened is not None
+        self.may_read = opened is not None and self.may(Role.READ)
+        self.may_write = opened is not None and self.may(Role.WRITE)
+
+    def imply_bucket(self) -> None:
+        """Clients of memcached know no buckets: theirs is `default`, where they may use it."""
+        opened = self.buckets.get("default")
+        if opened is not None and self.user is not None and self.user.may(Role.READ, "default"):
+            self.select(opened, implied=True)
+        else:
+            self.select(None)
+
+    def authenticated(self, user: User) -> None:
+        """Someone proved who they are; what they may do starts anew."""
+        self.user = user
+        if Feature.SELECT_BUCKET in self.features:
+            self.select(None)
+        else:
+            self.imply_bucket()
+
+    def agree(self, features: frozenset[int], agent: str) -> None:
+        """Hello: these features hold from now on."""
+        self.said_hello = True
+        self.agent = agent
+        self.features = features
+        self.datatypes = sum(
+            bit
+            for feature, bit in ((Feature.JSON, JSON), (Feature.SNAPPY, SNAPPY), (Feature.XATTR, XATTR))
+            if feature in features
+        )
+        self.tells_seqno = Feature.MUTATION_SEQNO in features
+        # Who knows how to select a bucket has not selected one: Couchbase's SDKs ask for a map of no bucket.
+        if Feature.SELECT_BUCKET in features and self.implied_bucket:
+            self.select(None)
+
+    def worded(self, refused: Refused) -> Refused:
+        """A refusal in statuses that the client knows: some came late, and only with hello 0x07."""
+        if Feature.XERROR in self.features:
+            return refused
+        status = _BEFORE_XERROR.get(refused.status)
+        return refused if status is None else Refused(status, refused.text)
+
+    @property
+    def stops(self) -> bool:
+        """Whether what stands behind the last request must not be served now."""
+        return self.pending is not None or self.close_after_reply or self.fault is not None
+
+    def send(self, reply: bytes) -> None:
+        """Answer, behind all that was answered before."""
+        self.out.append(reply)
+        self.out_bytes += len(reply)
