@@ -40,10 +40,10 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/pip
 system-deps:
 	@tools/system-deps
 
-test: lint docs-check ## Lint, check the generated docs, run the tests; wire must be wholly covered
+test: lint docs-check ## Lint, check the generated docs, run the tests; wire and history must be wholly covered
 	$(BIN)/pytest -n $(WORKERS) --hypothesis-profile=ci --cov=headrace --cov-branch --cov-report=
 	$(BIN)/coverage report
-	$(BIN)/coverage report --include='src/headrace/wire/*' --fail-under=100
+	$(BIN)/coverage report --include='src/headrace/wire/*,src/headrace/history/*' --fail-under=100
 
 lint: setup ## ruff, mypy, import-linter
 	$(BIN)/ruff check
@@ -61,8 +61,10 @@ format: setup ## Format, and fix what ruff can fix
 docs: setup ## Write the generated reference pages
 	$(BIN)/python tools/generate_docs.py
 
-bench: setup ## Measure decoding: kernel, plain codec, memcpy
+bench: setup ## Measure decoding, the store, and the node beside memcached: some 15 minutes
 	$(BIN)/python benchmarks/decode.py
+	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/kv.py
 
 fuzz: setup ## Fuzz the decoder for FUZZ_SECONDS (30)
 	@mkdir -p .fuzz

@@ -17,7 +17,10 @@ from tools.reference.command_page import explain_page
 from tools.reference.dialect_pages import dialect_page, index, kv_page, responses_page
 from tools.reference.header_page import header_page
 from tools.reference.markdown import GENERATED
+from tools.reference.node_page import node_page
+from tools.reference.plain_commands import plain_command_pages
 from tools.reference.rows_page import rows_page
+from tools.reference.stats_page import stats_page
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = "make docs"
@@ -35,6 +38,9 @@ def pages() -> dict[str, str]:
         "protocol/codes.md": codes_page(),
         "reference/explain.md": explain_page(),
         "reference/rows.md": rows_page(),
+        "reference/node.md": node_page(),
+        "reference/stats.md": stats_page(),
+        **plain_command_pages(),
     }
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.docs.shown import ROOT, anchors, links, markdown_files, programs, sessions
 
+SESSION_S_MAX = 120  # a page that waits for what never comes fails, and says where
 FILES = markdown_files()
 PROGRAMS = [(path, code, shown) for path in FILES for code, shown in programs(path)]
 SESSIONS = [(path, script, shown) for path in FILES for script, shown in sessions(path)]
@@ -42,12 +43,18 @@ def test_programs_run(path: Path, code: str, shown: str | None):
 
 
 @pytest.mark.parametrize(("path", "script", "shown"), SESSIONS, ids=[path.name for path, _, _ in SESSIONS])
-def test_commands_print_what_is_shown(path: Path, script: str, shown: str):
+def test_commands_print_what_is_shown(path: Path, script: str, shown: str, tmp_path: Path):
     """A command on a page prints what stands under it."""
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash")
-    command = f'headrace() {{ "{sys.executable}" -m headrace "$@"; }}\nexec 2>&1\n{script}'
-    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
-    done = subprocess.run([bash, "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    # A program, not a function of the shell: what a page starts in the background, it ends by its process id.
+    program = tmp_path / "headrace"
+    program.write_text(f'#!{bash}\nexec "{sys.executable}" -m headrace "$@"\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "LC_ALL": "C.UTF-8", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [bash, "-c", f"exec 2>&1\n{script}"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=SESSION_S_MAX
+    )
     assert done.stdout == shown, path

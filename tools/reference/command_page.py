@@ -136,8 +136,8 @@ def _options(records: list[tuple[str, str, str]]) -> str:
 
 
 def _option(declared: str, text: str) -> list[str]:
-    default = re.search(r"\s*\[default: (.*?)\]", text)
-    plain = text.replace(default[0], "") if default else text
+    default = re.search(r"\s*\[default: (.*?)(?:; (.*?))?\]", text)
+    plain = text.replace(default[0], f" [{default[2]}]" if default[2] else "") if default else text
     return [f"`{declared}`", f"`{default[1]}`" if default else "", plain]
 
 

@@ -49,11 +49,10 @@ def new_vbuuid() -> VbUuid:
 class Counts:
     """What was asked of a bucket since the node started."""
 
-    __slots__ = ("bytes_read", "bytes_written", "deletes", "expired", "get_hits", "get_misses", "sets")
+    __slots__ = ("deletes", "expired", "get_hits", "get_misses", "sets")
 
     def __init__(self) -> None:
         self.get_hits = self.get_misses = self.sets = self.deletes = self.expired = 0
-        self.bytes_read = self.bytes_written = 0
 
 
 class Bucket:
@@ -237,6 +236,12 @@ class Bucket:
         vb.high_seqno += 1
         record = record._replace(vbucket=vb.id, seqno=Seqno(vb.high_seqno), cas=record.cas or Cas(self.clock.next()))
         self.put(vb, record.key, record.pack())
+        if record.live:
+            self.counts.sets += 1
+        elif record.opcode == DELETED:
+            self.counts.deletes += 1
+        else:
+            self.counts.expired += 1
         return record
 
     def remove(self, vb: VBucket, item: Record, *, kind: int = DELETED) -> Record:
@@ -252,7 +257,6 @@ class Bucket:
         """Turn an item whose time has come into a tombstone; a disk that takes nothing leaves it for later."""
         if vb.state is _ACTIVE and self.trouble is None:
             self.remove(vb, item, kind=EXPIRED)
-            self.counts.expired += 1
 
     def until(self, seconds: int) -> int:
         """An expiry as it is kept: seconds of the epoch, 0 for never."""

@@ -47,22 +47,33 @@ def cluster_config(address: Address, bucket: Bucket) -> ClusterConfig:
     return ClusterConfig((EPOCH, revision), text)
 
 
+def node_config(address: Address) -> ClusterConfig:
+    """The map of no bucket: where the node is. A client that has opened no bucket yet finds services by it."""
+    return ClusterConfig((EPOCH, 1), json.dumps(_of_node(address, 1), separators=(",", ":")).encode())
+
+
+def _of_node(address: Address, revision: int) -> dict[str, object]:
+    services = {"kv": address.port, "mgmt": address.http_port or _MANAGEMENT_PORT}
+    if address.tls:
+        services = {
+            "kvSSL": address.port,
+            "mgmt": _MANAGEMENT_PORT,  # some clients refuse a map without it, though nothing listens there
+            "mgmtSSL": address.http_port or _MANAGEMENT_PORT_TLS,
+        }
+    return {"rev": revision, "revEpoch": EPOCH, "nodesExt": [{"services": services, "thisNode": True}]}
+
+
 @lru_cache(maxsize=64)
 def _spelled(address: Address, name: str, uuid: str, revision: int, served: bytes) -> bytes:
     management = address.http_port or _MANAGEMENT_PORT
-    services = {"kv": address.port, "mgmt": management}
-    if address.tls:
-        services = {"kvSSL": address.port, "mgmt": management, "mgmtSSL": _MANAGEMENT_PORT_TLS}
     config = {
-        "rev": revision,
-        "revEpoch": EPOCH,
+        **_of_node(address, revision),
         "name": name,
         "uuid": uuid,
         "nodeLocator": "vbucket",
         "bucketCapabilitiesVer": "",
         "bucketCapabilities": ["cbhello", "touch", "cccp", "nodesExt", "dcp", "xattr"],
         "nodes": [{"hostname": f"$HOST:{management}", "ports": {"direct": address.port}}],
-        "nodesExt": [{"services": services, "thisNode": True}],
         "vBucketServerMap": {
             "hashAlgorithm": "CRC",
             "numReplicas": 0,

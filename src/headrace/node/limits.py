@@ -24,7 +24,9 @@ class NodeLimits:
     """What one node takes in before it slows its clients down or turns them away."""
 
     connections_max: int = 20_000
+    """How many clients may be connected; one more is turned away at once."""
     body_bytes_max: int = BODY_BYTES_MAX
+    """The largest message; a header that announces more ends the connection before anything is read."""
     unauthenticated_bytes_max: int = 64 * 1024
     """What a client may send before it has authenticated, where users are asked for."""
     unauthenticated_s_max: float = 30.0
@@ -40,5 +42,6 @@ class NodeLimits:
     resident_bytes_max: int = 256 * MIB
     """What is kept in memory, per bucket, of items that are on disk too."""
     buckets_max: int = 30
+    """How many buckets a node may have: each has a writer process."""
     tombstone_s_min: int = 3 * 24 * 3600
     """How long a deletion is remembered: a stream that is away for longer may have to start over."""

@@ -105,7 +105,7 @@ BUCKET_MEASURES: tuple[Measure[BucketFigures], ...] = (
     Measure("items", "Items, without tombstones.", lambda f: f.items),
     Measure("get_hits_total", "Gets that found an item.", lambda f: f.opened.bucket.counts.get_hits),
     Measure("get_misses_total", "Gets that found none.", lambda f: f.opened.bucket.counts.get_misses),
-    Measure("sets_total", "Items that were stored.", lambda f: f.opened.bucket.counts.sets),
+    Measure("sets_total", "Sets, adds and replaces that stored an item.", lambda f: f.opened.bucket.counts.sets),
     Measure("deletes_total", "Items that were deleted.", lambda f: f.opened.bucket.counts.deletes),
     Measure("expired_total", "Items whose time had come.", lambda f: f.opened.bucket.counts.expired),
     Measure("dirty_bytes", "Changes that wait for the disk.", lambda f: f.opened.bucket.dirty_bytes),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import socket
 import ssl
 import tempfile
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from headrace.node.users import Users
 log = logging.getLogger("headrace.node")
 
 VBUCKETS_MAX = 1024
+BACKLOG = 4096
 _CHECK_EVERY_S = 1.0
 _GOODBYE_S = 2.0
 
@@ -113,8 +115,11 @@ class AsyncNode:
         stack.push_async_callback(services.close)
         loop = asyncio.get_running_loop()
         try:
+            host = options.host
+            if options.port == 0:  # one address, so that there is one port: localhost may be two
+                host = str((await loop.getaddrinfo(host, 0, type=socket.SOCK_STREAM))[0][4][0])
             server = await loop.create_server(
-                lambda: Connection(services), options.host, options.port, ssl=context, backlog=4096
+                lambda: Connection(services), host, options.port, ssl=context, backlog=BACKLOG
             )
         except OSError as error:
             raise NodeError(f"cannot listen on {options.host}:{options.port}: {error.strerror or error}") from error

@@ -7,6 +7,9 @@ its account and stay in the cache, and the next look brings back those that are 
 This is safe at any time and beside any reader: LMDB's map is shared and never written through.
 
 Linux only; elsewhere nothing is done.
+
+The same for memory of its own: LMDB keeps every page that the largest transaction so far has touched, for the next
+one, and that grows with the store. A process that only writes can let go of it between two transactions.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ MAPPED_BYTES_MAX = 256 << 20
 
 STATM = Path("/proc/self/statm")
 MAPS = Path("/proc/self/maps")
+RESIDENT_FIELD = 1
 SHARED_FIELD = 2
 
 
@@ -41,3 +45,19 @@ def trim(data_file: Path) -> None:
             start, end = (int(address, 16) for address in line.split(maxsplit=1)[0].split(b"-"))
             # That it fails is no harm: the pages stay until the system wants them.
             madvise(start, end - start, mmap.MADV_DONTNEED)
+
+
+def anonymous_bytes() -> int:
+    """How much memory of its own this process has; 0 where the system does not say."""
+    try:
+        fields = STATM.read_bytes().split()
+    except OSError:
+        return 0
+    return (int(fields[RESIDENT_FIELD]) - int(fields[SHARED_FIELD])) * mmap.PAGESIZE
+
+
+def return_heap() -> None:
+    """Give freed memory back to the system, where the C library can."""
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if give_back is not None:
+        give_back(0)

@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from headrace.ids import VBucketId
-from headrace.store import framing
+from headrace.store import framing, residency
 from headrace.store.contract import FormatError, StoreError
 from headrace.store.places import Places
 from headrace.store.writing import StoreWriter
 
 NICE = 10
+
+ANONYMOUS_BYTES_MAX = 128 << 20
+"""How much memory of its own the process keeps between two transactions."""
 
 
 def main() -> None:
@@ -60,6 +63,8 @@ def _serve(connection: socket.socket, writer: StoreWriter) -> None:
         framing.send(connection, _failure(error))
     else:
         framing.send(connection, {"result": result})
+        if residency.anonymous_bytes() > ANONYMOUS_BYTES_MAX:
+            writer.shrink()
 
 
 def _call(connection: socket.socket, writer: StoreWriter, message: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import lmdb
 
 from headrace.ids import Seqno, VBucketId
-from headrace.store import layout
+from headrace.store import layout, residency
 from headrace.store.contract import Changes, StoreError, VBucketRecord
 from headrace.store.environment import Environment, prepare_directory, store_errors
 
@@ -96,6 +96,11 @@ class StoreWriter:
         """
         with store_errors("check the readers of", self._path):
             self._environment.lmdb.reader_check()
+
+    def shrink(self) -> None:
+        """Let go of the memory that LMDB keeps for the next transaction; nobody may have a snapshot open here."""
+        self._environment.reopen()
+        residency.return_heap()
 
     def close(self) -> None:
         """Let go of the files."""

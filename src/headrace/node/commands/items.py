@@ -94,15 +94,20 @@ def mutated(session: Session, request: Request, vb: VBucket, cas: int) -> Mutate
 @handles(Get, GetQ, GetK, GetKQ, needs=Role.READ)
 def get(session: Session, request: OfItem) -> Item:
     """Give an item."""
-    bucket = bucket_of(session)
     check_key(request.key)
+    vb, item = _counted_item(bucket_of(session), request)
+    return told_item(session, request, vb, item)
+
+
+def _counted_item(bucket: Bucket, request: OfItem | Touching) -> tuple[VBucket, Record]:
+    """An item that a client reads: a hit or a miss."""
     try:
-        vb, item = bucket.item(request.vbucket, request.key)
+        found = bucket.item(request.vbucket, request.key)
     except Refused:
         bucket.counts.get_misses += 1
         raise
     bucket.counts.get_hits += 1
-    return told_item(session, request, vb, item)
+    return found
 
 
 @handles(GetReplica, needs=Role.READ)
@@ -125,7 +130,6 @@ def store(session: Session, request: Storing) -> Mutated:
     expiry = request.expiry
     if request.framing and any(info.id == RequestFrameInfo.PRESERVE_EXPIRY for info in frame_infos(request.framing)):
         expiry = _kept_expiry(bucket, request) or expiry
-    bucket.counts.sets += 1
     item = Record(
         opcode=LIVE,
         vbucket=request.vbucket,
@@ -155,7 +159,6 @@ def delete(session: Session, request: OfItem) -> Mutated:
     vb, item = bucket.item(request.vbucket, request.key)
     bucket.check_version(vb, request.key, item.cas, request.cas)
     gone = bucket.remove(vb, item)
-    bucket.counts.deletes += 1
     # memccapable wants a CAS of 0 here, Couchbase's SDKs that of the tombstone: hello tells them apart.
     return mutated(session, request, vb, gone.cas if session.said_hello else 0)
 
@@ -198,9 +201,8 @@ def touch(session: Session, request: Touching) -> Touched:
 def get_and_touch(session: Session, request: Touching) -> Item:
     """Give an item, and it a new expiry."""
     bucket = bucket_of(session)
-    vb, item = bucket.item(request.vbucket, request.key)
+    vb, item = _counted_item(bucket, request)
     item = _touched(bucket, vb, item, request.expiry)
-    bucket.counts.get_hits += 1
     return told_item(session, request, vb, item)
 
 

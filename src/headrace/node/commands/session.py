@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from headrace.node.cluster_config import cluster_config
+from headrace.node.cluster_config import cluster_config, node_config
 from headrace.node.dispatch import Who, answer, handles
 from headrace.node.error_map import error_map
 from headrace.node.refused import Refused
@@ -115,10 +115,9 @@ def select_bucket(session: Session, request: SelectBucket) -> Done:
 
 @handles(GetClusterConfig, needs=Who.KNOWN, bucket=False)
 def get_cluster_config(session: Session, request: GetClusterConfig) -> Text:
-    """Tell which node has which vbucket; nothing when the client has the newest map already."""
-    if session.bucket is None:
-        raise Refused(Status.NO_BUCKET, "no bucket is selected")
-    config = cluster_config(session.services.address, session.bucket)
+    """Tell which node has which vbucket, or, without a bucket, which nodes there are; nothing if that is known."""
+    address, bucket = session.services.address, session.bucket
+    config = cluster_config(address, bucket) if bucket is not None else node_config(address)
     if request.epoch is not None and (request.epoch, request.revision or 0) >= config.version:
         return answer(request, Text)
     return answer(request, Text, value=config.json, datatype=session.datatypes & 1)
