@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from headrace.errors import HeadraceError
+    from headrace.node.buckets import OpenBucket
     from headrace.node.services import Services
 
 log = logging.getLogger("headrace.node.connection")
@@ -48,6 +49,7 @@ class Connection(asyncio.Protocol):
         self._received_bytes = 0
         self.sent_bytes = 0
         self._closed = False
+        self._eof = False
         self.began_at = self.progress_at = 0.0
 
     # ------------------------------------------------------------------------------------------------- from the loop
@@ -92,12 +94,10 @@ class Connection(asyncio.Protocol):
         if self.session.user is None and self._received_bytes > self._services.limits.unauthenticated_bytes_max:
             self._leave("too much was sent before authenticating")
 
-    def eof_received(self) -> bool | None:
+    def eof_received(self) -> bool:
         """The client has said all; what it asked is still answered before the connection closes."""
-        if self._stalls:
-            self.session.close_after_reply = True
-            return True
-        return None
+        self._eof = True
+        return bool(self._stalls)
 
     def pause_writing(self) -> None:
         """The client does not read: its requests wait."""
@@ -115,15 +115,16 @@ class Connection(asyncio.Protocol):
         self._working = True
         try:
             while True:
-                before = self._cas(tick=True)
+                opened = session.opened
+                before = _ticked(opened)
                 at = serve(session, data, at)
+                # Nothing else runs while a block is served: a CAS that has moved is a change of this client.
+                wrote = opened if opened is not None and opened.bucket.clock.last != before else None
                 if session.fault is not None:
-                    self._send()
-                    self._leave(session.fault)
+                    self._end_at_fault(wrote)
                     return
-                wrote = self._cas() != before
-                if wrote and self._services.sync_every_write:
-                    self._hold(session.out)
+                if wrote is not None and self._services.sync_every_write:
+                    self._hold(wrote)
                     break
                 self._send()
                 if session.pending is not None:
@@ -133,11 +134,9 @@ class Connection(asyncio.Protocol):
                 if session.close_after_reply:
                     self._transport.close()
                     return
-                if wrote and self._disk_is_behind():
+                if wrote is not None and self._disk_is_behind(wrote):
                     break
-                if self._stalls or self._closed:
-                    break
-                if at + HEADER_BYTES > len(data) or self._begun(data, at):
+                if self._stalls or self._closed or self._is_begun(data, at):
                     break
         except StoreError:  # a read that failed in the middle of a block: nobody knows what was answered
             log.exception("the disk cannot be read", extra={"peer": session.peer})
@@ -146,18 +145,21 @@ class Connection(asyncio.Protocol):
         finally:
             self._working = False
         self._put_aside(data, at)
+        if self._eof and not self._stalls:
+            self._transport.close()
 
-    def _cas(self, *, tick: bool = False) -> int:
-        """What changes with every write of the bucket: nothing else runs while a block is served."""
-        bucket = self.session.bucket
-        if bucket is None:
-            return 0
-        if tick:
-            bucket.clock.tick()
-        return bucket.dirty_bytes  # and no CAS: a touch and a change with meta take no new one
+    def _end_at_fault(self, wrote: OpenBucket | None) -> None:
+        """Answer what stood in front of bytes that are no message, and go; what is not on disk is not acknowledged."""
+        if wrote is not None and self._services.sync_every_write:
+            self.session.out.clear()
+        self._send()
+        self._leave(self.session.fault or "")
 
-    def _begun(self, data: bytes, at: int) -> bool:
-        return at + HEADER_BYTES + Header.parse(data, at).body_length > len(data)
+    @staticmethod
+    def _is_begun(data: bytes, at: int) -> bool:
+        """Whether no whole request is left."""
+        end = at + HEADER_BYTES
+        return end > len(data) or end + Header.parse(data, at).body_length > len(data)
 
     def _put_aside(self, data: bytes, at: int) -> None:
         """Keep what is not served yet; a message that can never be whole ends the connection."""
@@ -227,7 +229,7 @@ class Connection(asyncio.Protocol):
         self._transport.resume_reading()
         if self.session.close_after_reply:
             self._transport.close()
-        elif not self._working and len(self._rest) >= HEADER_BYTES:
+        elif not self._working:
             data, self._rest = bytes(self._rest), b""
             self._work(data)
 
@@ -237,32 +239,30 @@ class Connection(asyncio.Protocol):
         async def wait() -> None:
             try:
                 await pending
+            except Exception:
+                log.exception("a request ended in a fault of ours", extra={"peer": self.session.peer})
+                self._leave("a fault of the node")
             finally:
                 self._send()
                 self._unstall()
 
         self._services.background(wait())
 
-    def _disk_is_behind(self) -> bool:
+    def _disk_is_behind(self, opened: OpenBucket) -> bool:
         """Make a writer wait for the disk."""
-        session = self.session
-        if session.opened is None or session.opened.bucket.waiting_bytes < self._services.limits.dirty_bytes_max:
+        if opened.bucket.waiting_bytes < self._services.limits.dirty_bytes_max or opened.bucket.trouble is not None:
             return False
-        if session.opened.bucket.trouble is not None:
-            return False
-        if session.opened.flusher.stopped:
-            session.opened.flusher.refuse_more()
+        if opened.flusher.stopped:
+            opened.flusher.refuse_more()
             return False
         self._stall()
-        session.opened.flusher.after.append(self._unstall)
+        opened.flusher.after.append(self._unstall)
         return True
 
-    def _hold(self, out: list[bytes]) -> None:
+    def _hold(self, opened: OpenBucket) -> None:
         """Acknowledge nothing before it is on disk."""
-        opened = self.session.opened
-        assert opened is not None
-        held = list(out)
-        out.clear()
+        held = list(self.session.out)
+        self.session.out.clear()
         self.session.out_bytes = 0
         pending, self.session.pending = self.session.pending, None
 
@@ -311,6 +311,14 @@ class Connection(asyncio.Protocol):
         self._count_half_frame(0)
         self._closed = True
         self._transport.close()
+
+
+def _ticked(opened: OpenBucket | None) -> int:
+    """The last CAS of a bucket whose clock has just been looked at."""
+    if opened is None:
+        return 0
+    opened.bucket.clock.tick()
+    return opened.bucket.clock.last
 
 
 def _spelled(name: object) -> str:

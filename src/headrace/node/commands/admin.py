@@ -50,11 +50,14 @@ def flush(session: Session, request: Flushing) -> Done | Awaitable[Done]:
         delay = opened.bucket.until(request.expiry) - int(time.time())
         session.services.later(max(0, delay), lambda: _flush_all(opened))
         return answer(request, Done)
-    return _flush_now(opened, request)
+    return _flush_now(session, request)
 
 
-async def _flush_now(opened: OpenBucket, request: Flushing) -> Done:
+async def _flush_now(session: Session, request: Flushing) -> Done:
+    opened = _opened(session)
     await _flush_all(opened)
+    if session.services.sync_every_write:
+        await opened.flusher.on_disk()
     return answer(request, Done)
 
 
