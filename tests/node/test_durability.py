@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from headrace.errors import HeadraceError
 from headrace.ids import Seqno, VBucketId
 from headrace.node import Node, NodeLimits
 from headrace.store import Changes, LmdbReader, StoreError
@@ -159,11 +160,26 @@ def test_a_disk_that_refuses_stops_the_acknowledging(data: Path, monkeypatch: py
 def test_quiet_writes_that_are_not_on_disk_are_told_of_by_the_end(data: Path, monkeypatch: pytest.MonkeyPatch):
     """A refused quiet write has no answer to be changed: the connection ends, so that nobody takes it for done."""
     with Node(vbuckets=4, data=data, sync_every_write=True) as node, Talk(node) as talk:
-        FailingDisk(node, monkeypatch)
+        disk = FailingDisk(node, monkeypatch)
         talk.send(SetQ(key=b"a", value=b"1"), Set(key=b"b", value=b"2"), Get(key=b"a"), Noop())
         statuses = [talk.receive().status for _ in range(3)]
         assert statuses[0] == Status.TEMPORARY_FAILURE
         assert talk.ends()
+        disk.full = False
+
+
+def test_a_stop_that_loses_something_says_so(data: Path, monkeypatch: pytest.MonkeyPatch):
+    """What was acknowledged and cannot be brought to disk is no clean end, and the next start branches."""
+    node = Node(vbuckets=4, data=data)
+    node.start()
+    with Talk(node) as talk:
+        FailingDisk(node, monkeypatch)
+        talk.get(Set(key=b"lost", value=b"1"), Mutated)
+    with pytest.raises(HeadraceError, match="not on disk, in default"):
+        node.stop()
+    with Node(vbuckets=4, data=data) as node, Talk(node) as talk:
+        assert talk.stats(b"failovers 0")["vb_0:num_entries"] == "2"
+        assert talk.stats(b"failovers 1")["vb_1:num_entries"] == "1"
 
 
 def test_writers_wait_for_a_disk_that_is_behind(data: Path):

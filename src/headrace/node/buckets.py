@@ -44,13 +44,14 @@ class OpenBucket:
     flusher: Flusher
     pager: Pager
 
-    async def close(self) -> None:
-        """Bring all to disk and let go of the files."""
+    async def close(self) -> bool:
+        """Bring all to disk and let go of the files; False when something could not be brought there."""
         await self.pager.close()
         clean = await self.flusher.close()
         if not clean:
             log.error("closed with changes that are not on disk", extra={"bucket": self.bucket.name})
         await asyncio.to_thread(self.bucket.disk.close, clean=clean)
+        return clean
 
 
 class Buckets:
@@ -135,8 +136,9 @@ class Buckets:
             self._busy.discard(name)
 
     async def close(self) -> None:
-        """Close all buckets, then leave the directory to others."""
-        for opened in list(self._open.values()):
-            await opened.close()
+        """Close all buckets, then leave the directory to others; raise when one lost what was acknowledged."""
+        lost = [opened.bucket.name for opened in list(self._open.values()) if not await opened.close()]
         self._open.clear()
         self._lock.close()
+        if lost:
+            raise BucketError(f"closed with changes that are not on disk, in {', '.join(lost)}: the log says why")

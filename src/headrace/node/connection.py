@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.node.connection")
 
+TURN_S = 0.005
+"""How long a client is served before it is the turn of others, if it has sent that much."""
 _LARGE_BYTES = 64 * 1024
 """A begun message beyond this counts against what all connections may hold."""
 
@@ -111,42 +113,57 @@ class Connection(asyncio.Protocol):
 
     def _work(self, data: bytes) -> None:
         """Serve requests until they are all served or one has to wait; then put the rest aside."""
-        session, at = self.session, 0
+        session, at, goes_on = self.session, 0, True
+        turn_ends = asyncio.get_running_loop().time() + TURN_S
         self._working = True
         try:
-            while True:
+            while goes_on:
                 opened = session.opened
                 before = _ticked(opened)
                 at = serve(session, data, at)
-                # Nothing else runs while a block is served: a CAS that has moved is a change of this client.
-                wrote = opened if opened is not None and opened.bucket.clock.last != before else None
-                if session.fault is not None:
-                    self._end_at_fault(wrote)
-                    return
-                if wrote is not None and self._services.sync_every_write:
-                    self._hold(wrote)
-                    break
-                self._send()
-                if session.pending is not None:
-                    self._wait_for(session.pending)
-                    session.pending = None
-                    break
-                if session.close_after_reply:
-                    self._transport.close()
-                    return
-                if wrote is not None and self._disk_is_behind(wrote):
-                    break
-                if self._stalls or self._closed or self._is_begun(data, at):
-                    break
+                # Nothing else runs while a block is served: what waits for the disk has grown by this client's changes.
+                wrote = opened if opened is not None and opened.bucket.dirty_bytes != before else None
+                goes_on = self._answer(wrote) and not self._is_begun(data, at) and self._keeps_turn(turn_ends)
         except StoreError:  # a read that failed in the middle of a block: nobody knows what was answered
             log.exception("the disk cannot be read", extra={"peer": session.peer})
             self._leave("the disk cannot be read")
-            return
         finally:
             self._working = False
-        self._put_aside(data, at)
+        if not self._closed:
+            self._put_aside(data, at)
         if self._eof and not self._stalls:
             self._transport.close()
+
+    def _answer(self, wrote: OpenBucket | None) -> bool:
+        """Send what was answered, or hold it back; tell whether what follows may be served now."""
+        session = self.session
+        if session.fault is not None:
+            self._end_at_fault(wrote)
+            return False
+        if wrote is not None and self._services.sync_every_write:
+            self._hold(wrote)
+            return False
+        self._send()
+        if session.pending is not None:
+            pending, session.pending = session.pending, None
+            self._wait_for(pending)
+            return False
+        if session.close_after_reply:
+            self._closed = True
+            self._transport.close()
+            return False
+        if wrote is not None and self._disk_is_behind(wrote):
+            return False
+        return not self._stalls and not self._closed
+
+    def _keeps_turn(self, turn_ends: float) -> bool:
+        """Let others be served before a client that has sent very much."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < turn_ends:
+            return True
+        self._stall()
+        loop.call_soon(self._unstall)
+        return False
 
     def _end_at_fault(self, wrote: OpenBucket | None) -> None:
         """Answer what stood in front of bytes that are no message, and go; what is not on disk is not acknowledged."""
@@ -227,6 +244,7 @@ class Connection(asyncio.Protocol):
         if self._stalls or self._closed or self._transport.is_closing():
             return
         self._transport.resume_reading()
+        self.progress_at = asyncio.get_running_loop().time()
         if self.session.close_after_reply:
             self._transport.close()
         elif not self._working:
@@ -314,11 +332,11 @@ class Connection(asyncio.Protocol):
 
 
 def _ticked(opened: OpenBucket | None) -> int:
-    """The last CAS of a bucket whose clock has just been looked at."""
+    """What waits for the disk in a bucket whose clock has just been looked at; no CAS: a touch takes no new one."""
     if opened is None:
         return 0
     opened.bucket.clock.tick()
-    return opened.bucket.clock.last
+    return opened.bucket.dirty_bytes
 
 
 def _spelled(name: object) -> str:

@@ -179,15 +179,27 @@ class Flusher:
             bucket.flushing_bytes, bucket.dirty_bytes = bucket.dirty_bytes, 0
             changes = [vb.take(bucket.clock.last) for vb in batch]
             self._taken += 1
-            try:
-                await self._in_thread(lambda: bucket.disk.write(changes))
-            except StoreError as error:
-                if not self._was_kept(changes):
-                    self._failed(batch, error)
-                    return False
+            error = await self._write(changes)
+            if error is not None:
+                self._failed(batch, error)
+                return False
             self._done(batch, [int(change.now.high_seqno) for change in changes])
             self.items += sum(len(change.records) for change in changes)
         return True
+
+    async def _write(self, changes: list[Changes]) -> StoreError | None:
+        """Bring a batch to disk. Tried twice: a writer that died is found by the one and replaced by the other."""
+        refused: StoreError | None = None
+        for _ in range(2):
+            try:
+                await self._in_thread(lambda: self.bucket.disk.write(changes))
+            except StoreError as error:
+                if self._was_kept(changes):
+                    return None
+                refused = error
+            else:
+                return None
+        return refused
 
     def _was_kept(self, changes: list[Changes]) -> bool:
         """Whether a batch is on disk, though the writer failed: it may have died after its work was done."""

@@ -60,6 +60,8 @@ _SET, _SETQ = _kind(Set), _kind(SetQ)
 _GETS = frozenset(map(_kind, (Get, GetQ, GetK, GetKQ)))
 _KEYED = frozenset(map(_kind, (GetK, GetKQ)))
 _QUIET_GETS = frozenset(map(_kind, (GetQ, GetKQ)))
+OTHERS_AT_ONCE = 128
+"""How many requests that are not plain gets and sets one client is served before others have a turn."""
 _TRY_RUNS_EVERY = 64
 """After a set that the compiled loop does not take, so many are served one by one before it is asked again."""
 _NEVER = bytes(4)
@@ -71,8 +73,8 @@ def serve(session: Session, data: bytes, at: int = 0) -> int:  # noqa: C901, PLR
     """Serve the whole requests of a block, and give the place up to which it was read.
 
     The caller has looked at the clock. Serving stops early at a request that waits for something (`session.pending`),
-    when the client is to be left, when so much is to be sent that it should be sent first, when the bucket or a right
-    has changed, and at bytes that are no message (`session.fault`).
+    when the client is to be left, when so much is to be sent that it should be sent first, when others should have a
+    turn, when the bucket has changed, and at bytes that are no message (`session.fault`).
     """
     bucket = session.bucket
     if bucket is None:
@@ -83,7 +85,7 @@ def serve(session: Session, data: bytes, at: int = 0) -> int:  # noqa: C901, PLR
     may_read, may_write = session.may_read, session.may_write and bucket.trouble is None
     seqnos = bucket.seqnos
     runs = bucket.runs if may_write else None
-    sets = hits = misses = 0
+    sets = hits = misses = others = 0
     if runs is not None:
         at, sets = runs.take(data, at)
     while at + HEADER_BYTES <= end:
@@ -183,7 +185,13 @@ def serve(session: Session, data: bytes, at: int = 0) -> int:  # noqa: C901, PLR
                 break
             continue
         at = _serve_one(session, data, at, stop)
-        if session.bucket is not bucket or session.stops or session.out_bytes > out_bytes_max:
+        others += 1
+        if (
+            session.bucket is not bucket
+            or session.stops
+            or session.out_bytes > out_bytes_max
+            or others == OTHERS_AT_ONCE
+        ):
             break
         may_read, may_write = session.may_read, session.may_write and bucket.trouble is None
         runs = bucket.runs if may_write else None
@@ -202,12 +210,14 @@ def serve(session: Session, data: bytes, at: int = 0) -> int:  # noqa: C901, PLR
 
 def _serve_plainly(session: Session, data: bytes, at: int) -> int:
     """The same without a bucket: few clients, and few of their requests."""
+    others = 0
     while at + HEADER_BYTES <= len(data):
         stop = at + HEADER_BYTES + Header.parse(data, at).body_length
         if stop > len(data):
             break
         at = _serve_one(session, data, at, stop)
-        if session.bucket is not None or session.stops:
+        others += 1
+        if session.bucket is not None or session.stops or others == OTHERS_AT_ONCE:
             break
     return at
 

@@ -180,4 +180,5 @@ def load() -> None:
 
 def load_in_background() -> None:
     """Load it beside the first requests."""
-    threading.Thread(target=load, name="load-runs", daemon=True).start()
+    # No daemon: Python aborts when it ends while such a thread is inside LLVM or an import. It is waited for instead.
+    threading.Thread(target=load, name="load-runs").start()
