@@ -19,6 +19,7 @@ from tools.reference.header_page import header_page
 from tools.reference.markdown import GENERATED
 from tools.reference.node_page import node_page
 from tools.reference.plain_commands import plain_command_pages
+from tools.reference.python_page import python_page
 from tools.reference.rows_page import rows_page
 from tools.reference.stats_page import stats_page
 
@@ -40,6 +41,7 @@ def pages() -> dict[str, str]:
         "reference/rows.md": rows_page(),
         "reference/node.md": node_page(),
         "reference/stats.md": stats_page(),
+        "reference/python.md": python_page(),
         **plain_command_pages(),
     }
 

@@ -7,8 +7,7 @@ import pytest
 from headrace.cli.items import DELETE_EXAMPLES, GET_EXAMPLES, SET_EXAMPLES
 from headrace.node.users import ITERATIONS_MIN, Role, User, Users
 from tests.cli.tools import run, shell, start
-from tests.client.servers import HOST, free_port, headrace_node, scripted, tls_server
-from tests.client.test_connection import couchbase
+from tests.client.servers import HOST, couchbase, free_port, headrace_node, scripted, tls_server
 
 PASSWORD = "pencil case"
 

@@ -1,33 +1,16 @@
-import datetime as dt
-import decimal
 import json
 import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 
 from headrace.cli import rows
 from headrace.cli.load import EXAMPLES
-from tests.cli.tools import run, shell, start
+from tests.cli.tools import got, load, run, shell, start
 from tests.client.servers import HOST, free_port, memcached, scripted
 from tests.client.test_loading import Moody
-
-
-def load(server: str, *arguments: str | Path, data: bytes | None = None):
-    """Run `headrace load`."""
-    return run("load", "--connect", server, *arguments, data=data)
-
-
-def got(server: str, key: str) -> Any:
-    """The document of a key."""
-    done = run("get", "--connect", server, key)
-    assert done.exit_code == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def test_json_lines(server: str, tmp_path: Path):
@@ -59,39 +42,6 @@ def test_csv(server: str, tmp_path: Path):
     assert done.exit_code == 0, done.stderr
     assert got(server, "csv::1") == {"id": "1", "name": 'A "b", é\r\nnext line'}
     assert got(server, "csv::2") == {"id": "2", "name": ""}
-
-
-def test_parquet(server: str, tmp_path: Path):
-    """Each row becomes an object; what JSON has no form for gets the form that the help names."""
-    moment = dt.datetime(2026, 1, 2, 3, 4, 5, 6000, tzinfo=dt.UTC)
-    table = pa.table(
-        {
-            "id": pa.array(range(2500)),
-            "number": pa.array([1.5, float("nan"), None] + [0.0] * 2497),
-            "at": pa.array([moment] * 2500, pa.timestamp("ms", "UTC")),
-            "day": pa.array([moment.date()] * 2500),
-            "price": pa.array([decimal.Decimal("1.10")] * 2500),
-            "octets": pa.array([b"\xff\0"] * 2500),
-            "list": pa.array([[{"a": float("nan")}]] * 2500),
-            "took": pa.array([dt.timedelta(seconds=1.5)] * 2500),
-        }
-    )
-    parquet.write_table(table, tmp_path / "f.parquet", row_group_size=1000)
-    done = load(server, tmp_path / "f.parquet", "--key", "pq::{id}")
-    assert done.exit_code == 0, done.stderr
-    assert "loaded 2500 documents" in done.stderr
-    first = got(server, "pq::0")
-    assert first == {
-        "id": 0,
-        "number": 1.5,
-        "at": "2026-01-02T03:04:05.006000+00:00",
-        "day": "2026-01-02",
-        "price": "1.10",
-        "octets": "/wA=",
-        "list": [{"a": None}],
-        "took": 1.5,
-    }
-    assert [got(server, f"pq::{number}")["number"] for number in (1, 2, 2499)] == [None, None, 0.0]
 
 
 def test_wrong_rows(server: str):
@@ -251,15 +201,6 @@ def test_formats_are_told(server: str, tmp_path: Path):
     assert got(server, "format") == {"id": "format", "a": "1"}
     done = load(server, "-", "--key", "id", "--format", "parquet", data=b"")
     assert (done.exit_code, "not from standard input" in done.stderr) == (2, True)
-
-
-def test_infinite_numbers(server: str, tmp_path: Path):
-    """A number that JSON cannot say makes its row wrong."""
-    parquet.write_table(pa.table({"id": [1, 2], "v": [float("inf"), 1.0]}), tmp_path / "f.parquet")
-    done = load(server, tmp_path / "f.parquet", "--key", "inf::{id}")
-    assert done.exit_code == 2
-    assert "row 1: an infinite number has no form in JSON" in done.stderr
-    assert got(server, "inf::2")
 
 
 def test_no_server():

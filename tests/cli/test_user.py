@@ -1,3 +1,4 @@
+import fcntl
 import json
 import shutil
 import stat
@@ -11,7 +12,7 @@ from headrace.cli import connect
 from headrace.cli.user import ADD_EXAMPLES, LIST_EXAMPLES, PASSWD_EXAMPLES, REMOVE_EXAMPLES, ROLES
 from headrace.node.sasl import SaslServer, Success
 from headrace.node.users import Role, Users
-from tests.cli.tools import run, shell
+from tests.cli.tools import run, shell, start
 
 PASSWORD = "correct horse"
 
@@ -138,6 +139,71 @@ def test_wrong_files(file: Path):
     done = add(file, "bob")
     assert (done.exit_code, "line 1, column 2" in done.stderr) == (2, True)
     assert file.read_text() == "{"
+
+
+def test_changes_at_once(file: Path):
+    """Of users that are added at the same time, none is lost."""
+    names = [f"user{number}" for number in range(6)]
+    (file.parent / "password").write_text(PASSWORD)
+    options = ("--users", file, "--role", "read", "--password-file", file.parent / "password")
+    running = [start("user", "add", name, *options) for name in names]
+    for process in running:
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 0, told
+    assert [each.name for each in Users.load(file)] == names
+
+
+def test_changes_while_a_password_is_typed(file: Path, monkeypatch: pytest.MonkeyPatch):
+    """What others change until the password is there stays changed, and they need not wait for it."""
+    add(file, "ann")
+    add(file, "bob")
+
+    def typed(*_: object, twice: bool) -> str:
+        assert twice
+        found = Users.load(file)
+        if found.get("bob"):
+            assert run("user", "remove", "bob", "--users", file).exit_code == 0
+        return "typed"
+
+    monkeypatch.setattr("headrace.cli.user.read_password", typed)
+    assert run("user", "add", "eve", "--users", file, "--role", "read").exit_code == 0
+    assert [each.name for each in Users.load(file)] == ["ann", "eve"]
+    monkeypatch.undo()
+    add(file, "bob")
+    monkeypatch.setattr("headrace.cli.user.read_password", typed)
+    done = run("user", "passwd", "bob", "--users", file)
+    assert (done.exit_code, done.stderr) == (2, "headrace user passwd: there is no user 'bob'\n")
+    assert run("user", "passwd", "ann", "--users", file).exit_code == 0
+    assert [each.name for each in Users.load(file)] == ["ann", "eve"]
+    assert lets_in(file, "ann", "typed")
+
+
+def test_lock(file: Path, monkeypatch: pytest.MonkeyPatch):
+    """A file that another holds is waited for, not without end; listing needs no lock, and a link has the file's."""
+    add(file)
+    link = file.with_name("link.json")
+    link.symlink_to(file)
+    monkeypatch.setattr("headrace.cli.user.LOCK_WAIT_S", 0.05)
+    lock = file.with_name(".users.json.lock")
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for name in (file, link):
+            done = run("user", "remove", "ann", "--users", name)
+            assert (done.exit_code, "is being changed by another; try again" in done.stderr) == (2, True)
+        assert run("user", "list", "--users", file).exit_code == 0
+    assert run("user", "remove", "ann", "--users", link).exit_code == 0
+
+
+def test_no_lock(file: Path):
+    """Where no lock can be had, nothing is changed and a sentence says so; where there is no file, none is made."""
+    done = add(file.parent / "none" / "users.json")
+    assert (done.exit_code, "cannot be locked: No such file or directory" in done.stderr) == (2, True)
+    assert run("user", "remove", "ann", "--users", file).exit_code == 2
+    assert list(file.parent.iterdir()) == []
+    file.with_name(".users.json.lock").symlink_to("elsewhere")
+    assert add(file).exit_code == 2
+    assert not file.exists()
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")

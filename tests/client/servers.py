@@ -1,5 +1,6 @@
 """Servers to judge clients: Debian's memcached, `headrace node`, and one that answers what a test tells it to."""
 
+import json
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ import pytest
 
 from headrace.errors import RemoteProtocolError
 from headrace.wire import Frame, FrameReader, Message, Request, decode, encode
-from headrace.wire.catalogue import Done, ErrorReply
+from headrace.wire.catalogue import Done, ErrorReply, GetClusterConfig, Hello, HelloReply, Text
 
 HOST = "127.0.0.1"
 _READY = re.compile(r"headrace node ready on 127\.0\.0\.1:(\d+)")
@@ -103,6 +104,31 @@ def done(request: Message) -> Done:
 def refused(request: Message, status: int, text: bytes = b"") -> ErrorReply:
     """The answer that it was not."""
     return ErrorReply(opcode=opcode_of(request), opaque=request.opaque, status=status, value=text)
+
+
+MAP = json.dumps({"vBucketServerMap": {"serverList": ["$HOST:1"], "vBucketMap": [[0]] * 64}}).encode()
+"""What a Couchbase server says of a bucket on itself alone."""
+
+
+def couchbase(request: Request) -> Answer:
+    """Open as a Couchbase server does that wants no password."""
+    match request:
+        case Hello():
+            return HelloReply(opcode=opcode_of(request), opaque=request.opaque, features=request.features)
+        case GetClusterConfig():
+            return text(request, MAP)
+        case _:
+            return done(request)
+
+
+def text(request: Message, value: bytes, status: int = 0) -> Text:
+    """The answer of a text."""
+    return Text(opcode=opcode_of(request), opaque=request.opaque, value=value, status=status)
+
+
+def but(**answers: Callable[[Request], Answer]) -> Callable[[Request], Answer]:
+    """A Couchbase server that answers some requests in another way."""
+    return lambda request: answers.get(type(request).__name__, couchbase)(request)
 
 
 class Scripted:

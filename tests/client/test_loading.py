@@ -8,8 +8,7 @@ from headrace.client.errors import ConnectionLostError
 from headrace.wire import Request
 from headrace.wire.catalogue import Noop, SetQ
 from headrace.wire.codes import Status
-from tests.client.servers import HOST, Answer, headrace_node, memcached, refused, scripted
-from tests.client.test_connection import couchbase
+from tests.client.servers import HOST, Answer, couchbase, headrace_node, memcached, refused, scripted
 
 
 @pytest.fixture(scope="module", params=["memcached", "node"])

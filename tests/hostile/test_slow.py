@@ -118,33 +118,37 @@ def test_large_half_frames_are_bounded_together(node: Server) -> None:
     """Of many large messages that are begun at once, as many are taken as there is room for; the rest is told so."""
     header = Header(Magic.REQUEST, 0x01, 0, 4, 8, 0, 5, HALF_FRAME_BYTES, 0, 0).pack()
     piece = bytes(MIB)
-    room = HALF_FRAMES_BYTES_MAX // HALF_FRAME_BYTES
+    room = HALF_FRAMES_BYTES_MAX // (HALF_FRAME_BYTES - MIB)  # what each sends of its message
     with witnessed(node, rss_bytes_max=RSS_BYTES_MAX + HALF_FRAMES_BYTES_MAX), ExitStack() as stack:
         begun = [stack.enter_context(dial(node.port)) for _ in range(HALF_FRAMES)]
-        for connection in begun:
-            connection.sendall(header + bytes(8) + b"half")
-        time.sleep(0.3)
-        refused = [connection for connection in begun if _is_refused(connection)]
-        assert len(refused) == HALF_FRAMES - room
-        taken = [connection for connection in begun if connection not in refused]
+        taken = [connection for connection in begun if _goes_through(connection, header + bytes(8) + b"half")]
         for _ in range(HALF_FRAME_BYTES // MIB - 1):
-            for connection in taken:
-                connection.sendall(piece)
+            taken = [connection for connection in taken if _goes_through(connection, piece)]
         time.sleep(0.5)
+        taken = [connection for connection in taken if _goes_through(connection, b"")]
+        assert 1 <= len(taken) <= room
     with witnessed(node), dial(node.port) as connection:  # they are gone, and their room is free
         connection.sendall(header + bytes(8) + b"half" + bytes(HALF_FRAME_BYTES - 12))
         assert Header.parse(connection.recv(24)).specific == Status.SUCCESS
 
 
-def _is_refused(connection: socket.socket) -> bool:
-    connection.settimeout(0.01)
+def _goes_through(connection: socket.socket, data: bytes) -> bool:
+    """Send more of a message; False when the node has turned it away, and said why."""
+    connection.settimeout(0.001)
     try:
         reply = connection.recv(1000)
     except TimeoutError:
+        reply = None
+    except ConnectionError:
         return False
-    finally:
-        connection.settimeout(30)
-    assert Header.parse(reply).specific == Status.OUT_OF_MEMORY
+    if reply is not None:
+        assert not reply or Header.parse(reply).specific == Status.OUT_OF_MEMORY
+        return False
+    connection.settimeout(30)
+    try:
+        connection.sendall(data)
+    except ConnectionError:
+        return False
     return True
 
 

@@ -10,7 +10,8 @@ import typer
 
 from headrace.cli import app
 from headrace.cli import node as command
-from headrace.node import NodeLimits, commands, http, limits, rest  # noqa: F401 - commands enters the handlers
+from headrace.cli.output import EXIT_OUTPUT
+from headrace.node import NodeLimits, commands, http, limits, rest, tls  # noqa: F401 - commands enters the handlers
 from headrace.node.commands.session import VERSION
 from headrace.node.dispatch import HANDLERS, Handler, Who
 from headrace.node.sasl import MECHANISMS
@@ -28,9 +29,14 @@ from tools.reference.messages import heading, page_of, title
 
 SOURCE = "src/headrace/cli/node.py and src/headrace/node"
 _EXIT_CODES = {
-    "0": "it was told to stop, by SIGTERM or Ctrl-C, and everything is on disk",
-    str(command.EXIT_CANNOT_START): "it cannot start; one sentence on standard error says why",
+    "0": "it was told to stop, by SIGTERM, SIGHUP or Ctrl-C, and everything is on disk",
+    str(
+        command.EXIT_CANNOT_START
+    ): "it cannot start, or it stopped and could not bring all that it had acknowledged to "
+    "disk; one sentence on standard error says which, and why",
     "2": "the command line is wrong",
+    str(EXIT_OUTPUT): "the line that says where it serves cannot be written: standard output is full or broken",
+    str(command.EXIT_INTERRUPTED): "Ctrl-C before it had begun to start",
 }
 _COLLECTIONS = "hello does not agree on collections"
 _SUBDOC = "several paths are served wholly or not at all: a partial answer ends Couchbase's SDKs"
@@ -88,7 +94,8 @@ def node_page() -> str:
         "Options of `headrace` itself:",
         _options(_records(group, "headrace")),
         "The line `headrace node ready on HOST:PORT` goes to standard output when the node serves, and nothing else "
-        "does. Events go to standard error.",
+        "does; an IPv6 address stands in brackets, as in `[::1]:11210`. Events go to standard error. Where a standard "
+        "stream is closed (`>&-`), what would go there goes nowhere. Under `nohup`, SIGHUP is ignored.",
         "## Examples",
         fenced("\n".join(line.strip() for line in command.EPILOG.splitlines() if line.startswith("  ")), "sh"),
         "## Exit codes",
@@ -138,7 +145,8 @@ def _command_parts() -> list[str]:
         ),
         (
             "The messages of streams (TAP, UPR, DCP), but for the failover log, are refused, too: this node has no "
-            "producer and no consumer yet. An unknown opcode is answered with 0x81."
+            "producer and no consumer yet. An unknown opcode is answered with 0x81. memcached's "
+            "ASCII protocol is not served: a connection that begins with a letter is closed."
         ),
     ]
 
@@ -209,6 +217,7 @@ def _fixed_limits() -> Iterator[list[str]]:
         "What was compressed counts inflated.",
     ]
     yield ["lock", f"{limits.LOCK_S_DEFAULT} s, at most {limits.LOCK_S_MAX} s", "How long an item stays locked."]
+    yield ["TLS handshake", _amount("HANDSHAKE_S_MAX", tls.HANDSHAKE_S_MAX), _module_sentence(tls, "HANDSHAKE_S_MAX")]
     for module, name in _HTTP_LIMITS:
         yield [f"HTTP: `{name}`", _amount(name, getattr(module, name)), _module_sentence(module, name)]
 

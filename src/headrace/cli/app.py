@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from traceback import walk_tb
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ from headrace.cli.items import DELETE_EXAMPLES, GET_EXAMPLES, SET_EXAMPLES, dele
 from headrace.cli.load import EPILOG as LOAD_EPILOG
 from headrace.cli.load import load
 from headrace.cli.node import EPILOG as NODE_EPILOG
-from headrace.cli.node import node
+from headrace.cli.node import EXIT_INTERRUPTED, node
 from headrace.cli.output import EXIT_OUTPUT, say, silence
 from headrace.cli.user import user
 
@@ -52,13 +53,42 @@ app.command(epilog=LOAD_EPILOG)(load)
 app.add_typer(user, name="user")
 
 
+def _open_standard_streams() -> None:
+    """Let what the shell closed (`>&-`) lead nowhere.
+
+    Else the next file or socket gets the number 0, 1 or 2: libuv aborts over that, and what a library writes to its
+    standard error would go among the data. Python keeps `sys.stdout` None, so that a command knows.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            os.set_inheritable(number, True)
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Whether it was raised where typer prints. The stream itself does not tell: it forgets what it could not write."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return frame.f_code.co_name == "echo" and frame.f_globals["__name__"].startswith(("typer.", "click."))
+
+
 def main() -> None:
     """Run the program; the console script and `python -m headrace` both come here."""
+    _open_standard_streams()
     if sys.stderr is None:  # closed by the shell (2>&-): words go nowhere, and never among the data
         sys.stderr = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - it stays open to the end
     try:
         app(prog_name="headrace")
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
     except OSError as error:  # a command has a seam of its own: this is help or the version on a full disk
+        if not _is_of_output(error):  # or a fault of ours
+            say(f"headrace: {error}")
+            sys.exit(1)
         silence(sys.stdout)
         say(f"headrace: standard output cannot be written: {os.strerror(error.errno or 0)}")
         sys.exit(EXIT_OUTPUT)

@@ -4,13 +4,15 @@
 A password comes from a variable, a file or the keyboard; never from the command line, which others can see.
 """
 
+import dataclasses
+import functools
+import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -55,24 +57,23 @@ TlsCaOption = Annotated[
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long to wait for a silent server.")
 ]
-CONNECT_DEFAULT, BUCKET_DEFAULT, TIMEOUT_DEFAULT = "couchbase://127.0.0.1:11210", "default", 10.0
 
 
 class CommandError(HeadraceError):
     """What the user asked for cannot be done as it was asked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The server and bucket that a command works on, and as whom."""
+    """The server and bucket that a command works on, and as whom. Each field is an option: see `connected`."""
 
-    connect: str
-    bucket: str
-    username: str | None
-    password_env: str | None
-    password_file: Path | None
-    tls_ca: Path | None
-    timeout_s: float
+    connect: ConnectOption = "couchbase://127.0.0.1:11210"
+    bucket: BucketOption = "default"
+    username: UsernameOption = None
+    password_env: PasswordEnvOption = None
+    password_file: PasswordFileOption = None
+    tls_ca: TlsCaOption = None
+    timeout_s: TimeoutOption = 10.0
 
     def open(self) -> "KvConnection":
         """Connect; the password is read only here."""
@@ -103,6 +104,26 @@ class Target:
             tls=tls,
             timeout_s=self.timeout_s,
         )
+
+
+def connected(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take one `target: Target`, and typer see in its place the options that it is made of."""
+    options = [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type)
+        for each in dataclasses.fields(Target)
+    ]
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        parameters.extend(options if parameter.name == "target" else [parameter])
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        target = Target(**{option.name: given.pop(option.name) for option in options})
+        command(target=target, **given)
+
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
 
 
 def read_password(variable: str | None, file: Path | None, *, twice: bool = False) -> str:

@@ -11,22 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headrace.cli.connect import (
-    BUCKET_DEFAULT,
-    CONNECT_DEFAULT,
-    TIMEOUT_DEFAULT,
-    BucketOption,
-    CommandError,
-    ConnectOption,
-    PasswordEnvOption,
-    PasswordFileOption,
-    Target,
-    TimeoutOption,
-    TlsCaOption,
-    UsernameOption,
-    exits,
-    put,
-)
+from headrace.cli.connect import CommandError, Target, connected, exits, put
 from headrace.cli.output import OutputFormat, say
 
 STANDARD_INPUT = "-"
@@ -66,33 +51,14 @@ CasOption = Annotated[
 FormatOption = Annotated[OutputFormat, typer.Option("--output", help="For people, or one JSON object.")]
 
 
-def get(  # noqa: PLR0913 - each option is a parameter
-    key: KeyArgument,
-    *,
-    connect: ConnectOption = CONNECT_DEFAULT,
-    bucket: BucketOption = BUCKET_DEFAULT,
-    username: UsernameOption = None,
-    password_env: PasswordEnvOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
-    timeout: TimeoutOption = TIMEOUT_DEFAULT,
-    output: FormatOption = OutputFormat.TEXT,
-) -> None:
+@connected
+def get(key: KeyArgument, *, target: Target, output: FormatOption = OutputFormat.TEXT) -> None:
     """Print the value of an item, byte for byte.
 
     The exit code is 0 when there is such an item, 1 when there is none or the server refuses, and 69 when no server
     answers. With --output json, the object has the CAS, flags, datatype and vbucket, too; a value that is not UTF-8
     stands in value_base64.
     """
-    target = Target(
-        connect=connect,
-        bucket=bucket,
-        username=username,
-        password_env=password_env,
-        password_file=password_file,
-        tls_ca=tls_ca,
-        timeout_s=timeout,
-    )
     with exits("get"), target.open() as node:
         name = os.fsencode(key)
         item = node.get(name)
@@ -110,6 +76,7 @@ def get(  # noqa: PLR0913 - each option is a parameter
         )
 
 
+@connected
 def set_(  # noqa: PLR0913 - each option is a parameter
     key: KeyArgument,
     value: Annotated[
@@ -119,13 +86,7 @@ def set_(  # noqa: PLR0913 - each option is a parameter
     file: Annotated[Path | None, typer.Option("--file", help="Take the value from a file.")] = None,
     expiry: Annotated[int, typer.Option(metavar="SECONDS", min=0, help="How long it lives; 0 is for ever.")] = 0,
     cas: CasOption = None,
-    connect: ConnectOption = CONNECT_DEFAULT,
-    bucket: BucketOption = BUCKET_DEFAULT,
-    username: UsernameOption = None,
-    password_env: PasswordEnvOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
-    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    target: Target,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Store an item, whether or not it exists; with --cas only over that version.
@@ -133,15 +94,6 @@ def set_(  # noqa: PLR0913 - each option is a parameter
     The exit code is 0 when it is stored, 1 when the server refuses, and 69 when no server answers. A value that is JSON
     is marked so that Couchbase's SDKs read it as JSON.
     """
-    target = Target(
-        connect=connect,
-        bucket=bucket,
-        username=username,
-        password_env=password_env,
-        password_file=password_file,
-        tls_ca=tls_ca,
-        timeout_s=timeout,
-    )
     with exits("set"):
         from headrace.client import VALUE_BYTES_MAX, beside, wire_expiry  # noqa: PLC0415 - explain needs none of it
 
@@ -155,32 +107,14 @@ def set_(  # noqa: PLR0913 - each option is a parameter
             _tell("stored", key, reply, node.vbucket_of(name), output)
 
 
-def delete(  # noqa: PLR0913 - each option is a parameter
-    key: KeyArgument,
-    *,
-    cas: CasOption = None,
-    connect: ConnectOption = CONNECT_DEFAULT,
-    bucket: BucketOption = BUCKET_DEFAULT,
-    username: UsernameOption = None,
-    password_env: PasswordEnvOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
-    timeout: TimeoutOption = TIMEOUT_DEFAULT,
-    output: FormatOption = OutputFormat.TEXT,
+@connected
+def delete(
+    key: KeyArgument, *, cas: CasOption = None, target: Target, output: FormatOption = OutputFormat.TEXT
 ) -> None:
     """Remove an item; with --cas only if it is of that version.
 
     The exit code is 0 when it is removed, 1 when there is none or the server refuses, and 69 when no server answers.
     """
-    target = Target(
-        connect=connect,
-        bucket=bucket,
-        username=username,
-        password_env=password_env,
-        password_file=password_file,
-        tls_ca=tls_ca,
-        timeout_s=timeout,
-    )
     with exits("delete"):
         version = _read_cas(cas)
         with target.open() as node:

@@ -16,23 +16,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from headrace.cli.connect import (
-    BUCKET_DEFAULT,
-    CONNECT_DEFAULT,
-    TIMEOUT_DEFAULT,
-    BucketOption,
-    CommandError,
-    ConnectOption,
-    PasswordEnvOption,
-    PasswordFileOption,
-    Target,
-    TimeoutOption,
-    TlsCaOption,
-    UsernameOption,
-    exit_code_of,
-    exits,
-    put,
-)
+from headrace.cli.connect import CommandError, Target, connected, exit_code_of, exits, put
 from headrace.cli.explain import EXIT_FINE, EXIT_INTERRUPTED, EXIT_PROBLEMS
 from headrace.cli.items import STANDARD_INPUT, FormatOption, epilog
 from headrace.cli.output import OutputFormat, say
@@ -96,6 +80,7 @@ class _StopError(Exception):
         self.refused = refused
 
 
+@connected
 def load(  # noqa: PLR0913 - each option is a parameter
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file, or - for JSON lines on standard input.")],
     *,
@@ -110,13 +95,7 @@ def load(  # noqa: PLR0913 - each option is a parameter
     stop_on_error: Annotated[
         bool, typer.Option("--stop-on-error", help="Stop at the first row that cannot be loaded.")
     ] = False,
-    connect: ConnectOption = CONNECT_DEFAULT,
-    bucket: BucketOption = BUCKET_DEFAULT,
-    username: UsernameOption = None,
-    password_env: PasswordEnvOption = None,
-    password_file: PasswordFileOption = None,
-    tls_ca: TlsCaOption = None,
-    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    target: Target,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Load the rows of a file as JSON documents.
@@ -128,15 +107,6 @@ def load(  # noqa: PLR0913 - each option is a parameter
     The exit code is 0 when every row is loaded, 2 when some are not or the file cannot be read, 1 when the server lets
     nobody in, 69 when it does not answer, and 130 after Ctrl-C, which also tells how many documents are in.
     """
-    target = Target(
-        connect=connect,
-        bucket=bucket,
-        username=username,
-        password_env=password_env,
-        password_file=password_file,
-        tls_ca=tls_ca,
-        timeout_s=timeout,
-    )
     with exits("load"):
         job = _Job(
             file=file,
@@ -293,7 +263,9 @@ def _rows(job: _Job, key: Any, seen: "Seen") -> "Iterator[Iterator[LoadRow | Wro
     if job.format is RowFormat.PARQUET:
         if job.file == STANDARD_INPUT:
             raise CommandError("Parquet is read from a file, not from standard input")
-        yield rows.parquet_rows(Path(job.file), key, seen)
+        from headrace.cli.parquet import parquet_rows  # noqa: PLC0415 - Arrow takes a tenth of a second
+
+        yield parquet_rows(Path(job.file), key, seen)
         return
     read = rows.json_rows if job.format is RowFormat.JSONL else rows.csv_rows
     if job.file == STANDARD_INPUT:

@@ -1,23 +1,19 @@
-"""Rows of a file as documents: JSON lines, CSV and Parquet, in bounded memory whatever the file's size.
+"""Rows of a file as documents: JSON lines and CSV, in bounded memory whatever the file's size; and what a key is.
 
 Reading goes on after a row that cannot be a document: it comes out as a `WrongRow` with its place and the reason. Only
-a file that cannot be read at all, or not further, raises.
+a file that cannot be read at all, or not further, raises. `headrace.cli.parquet` reads Parquet by the same rules.
 
     JSON lines   the line is the document, byte for byte; its place is its line
     CSV          an object of texts, named by the first line; its place is the line on which the row ends
-    Parquet      an object of the columns; its place is the row, from 1. Times become ISO 8601, decimals text, bytes
-                 base64, and a float that is not a number null
 """
 
-import base64
 import csv
 import datetime as dt
 import decimal
 import json
-import math
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from string import Formatter
 from typing import Any, BinaryIO, NamedTuple
 
@@ -30,8 +26,6 @@ LINE_BYTES_MAX = 2 * VALUE_BYTES_MAX
 """The longest line that is read: JSON has at most 20 MiB, and CSV may double its quotes."""
 
 _BOM = b"\xef\xbb\xbf"
-PARQUET_ROWS = 1024
-"""How many rows of Parquet are turned into documents at a time."""
 
 
 class WrongRow(NamedTuple):
@@ -49,7 +43,7 @@ class Seen:
     total: int | None = None
 
 
-class _WrongError(Exception):
+class WrongRowError(Exception):
     """The reason why a row cannot be a document."""
 
 
@@ -79,9 +73,9 @@ class KeyTemplate:
         try:
             octets = key.encode()
         except UnicodeEncodeError:
-            raise _WrongError("its key is not UTF-8") from None
+            raise WrongRowError("its key is not UTF-8") from None
         if not 0 < len(octets) <= KEY_BYTES_MAX:
-            raise _WrongError(f"its key has {len(octets)} bytes; a key has 1 to {KEY_BYTES_MAX}")
+            raise WrongRowError(f"its key has {len(octets)} bytes; a key has 1 to {KEY_BYTES_MAX}")
         return octets
 
 
@@ -90,21 +84,28 @@ def _key_text(row: Mapping[str, Any], column: str) -> str:
     if isinstance(found, str):
         text = found
     elif found is None:
-        raise _WrongError(f"no {column!r} to make its key of")
+        raise WrongRowError(f"no {column!r} to make its key of")
     elif isinstance(found, bool):
         text = "true" if found else "false"
     elif isinstance(found, int | float | decimal.Decimal):
         text = str(found)
     elif isinstance(found, dt.date | dt.time):
         text = found.isoformat()
+    elif isinstance(found, dt.timedelta):
+        text = str(found.total_seconds())
+    elif isinstance(found, uuid.UUID):
+        text = str(found)
+    elif isinstance(found, WrongRowError):  # the value could not be read
+        raise found
     else:
-        raise _WrongError(f"{column!r} is {_kind(found)}, of which no key can be made")
+        raise WrongRowError(f"{column!r} is {kind_of(found)}, of which no key can be made")
     if not text:
-        raise _WrongError(f"{column!r} is empty, and its key is made of it")
+        raise WrongRowError(f"{column!r} is empty, and its key is made of it")
     return text
 
 
-def _kind(found: object) -> str:
+def kind_of(found: object) -> str:
+    """Name what a value is."""
     known: dict[type, str] = {dict: "an object", list: "a list", bytes: "bytes"}
     return known.get(type(found), f"a {type(found).__name__}")
 
@@ -126,8 +127,8 @@ def json_rows(file: BinaryIO, key: KeyTemplate, seen: Seen) -> Iterator[LoadRow 
         if not document:
             continue
         try:
-            yield LoadRow(place, key.of(_object(load, document)), _checked(document))
-        except _WrongError as error:
+            yield LoadRow(place, key.of(_object(load, document)), checked(document))
+        except WrongRowError as error:
             yield WrongRow(place, str(error))
 
 
@@ -135,25 +136,26 @@ def _object(load: Any, document: bytes) -> dict[str, Any]:
     try:
         found = load(document.decode())
     except UnicodeDecodeError as error:
-        raise _WrongError(f"not UTF-8 at byte {error.start}") from None
+        raise WrongRowError(f"not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        raise _WrongError(f"not JSON at column {error.pos + 1}: {error.msg}") from None
+        raise WrongRowError(f"not JSON at column {error.pos + 1}: {error.msg}") from None
     except RecursionError:
-        raise _WrongError("nested too deeply") from None
+        raise WrongRowError("nested too deeply") from None
     except ValueError as error:  # a number of more digits than Python reads
-        raise _WrongError(f"not readable: {error}") from None
+        raise WrongRowError(f"not readable: {error}") from None
     if not isinstance(found, dict):
-        raise _WrongError("not a JSON object")
+        raise WrongRowError("not a JSON object")
     return found
 
 
 def _no_constant(name: str) -> None:
-    raise _WrongError(f"{name} is no JSON")
+    raise WrongRowError(f"{name} is no JSON")
 
 
-def _checked(value: bytes) -> bytes:
+def checked(value: bytes) -> bytes:
+    """Give a document that is no bigger than a value may be."""
     if len(value) > VALUE_BYTES_MAX:
-        raise _WrongError(f"its document has {len(value)} bytes; a value has at most {VALUE_BYTES_MAX}")
+        raise WrongRowError(f"its document has {len(value)} bytes; a value has at most {VALUE_BYTES_MAX}")
     return value
 
 
@@ -186,7 +188,7 @@ def csv_rows(file: BinaryIO, key: KeyTemplate, seen: Seen) -> Iterator[LoadRow |
         return
     if isinstance(names, WrongRow):
         raise CommandError(f"{names.place}: {names.reason}")
-    _check_columns(names, key)
+    check_columns(names, key)
     while (fields := _next_fields(reader)) is not None:
         if isinstance(fields, WrongRow):
             yield fields
@@ -217,78 +219,18 @@ def _csv_row(place: str, names: list[str], fields: list[str], key: KeyTemplate) 
         return WrongRow(place, f"the first line names {len(names)} fields, and it has {len(fields)}")
     try:
         row = dict(zip(names, fields, strict=True))
-        return LoadRow(place, key.of(row), _checked(json.dumps(row, ensure_ascii=False).encode()))
+        return LoadRow(place, key.of(row), checked(json.dumps(row, ensure_ascii=False).encode()))
     except UnicodeEncodeError:
         return WrongRow(place, "not UTF-8")
-    except _WrongError as error:
+    except WrongRowError as error:
         return WrongRow(place, str(error))
 
 
-def _check_columns(names: list[str], key: KeyTemplate) -> None:
+def check_columns(names: list[str], key: KeyTemplate) -> None:
+    """Refuse a file whose columns cannot be told apart, or cannot make the key."""
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise CommandError(f"two columns are named {twice!r}")
     for column in key.columns:
         if column not in names:
             raise CommandError(f"--key: there is no column {column!r}; there are {', '.join(map(repr, names))}")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Parquet
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def parquet_rows(path: Path, key: KeyTemplate, seen: Seen) -> Iterator[LoadRow | WrongRow]:
-    """Read Parquet, a batch of rows at a time."""
-    import pyarrow as pa  # noqa: PLC0415 - a tenth of a second that the other formats need not wait
-    from pyarrow import parquet  # noqa: PLC0415
-
-    try:
-        with parquet.ParquetFile(path, pre_buffer=False) as file:  # pre-buffering would hold whole row groups
-            seen.total = file.metadata.num_rows
-            _check_columns(file.schema_arrow.names, key)
-            for batch in file.iter_batches(batch_size=PARQUET_ROWS):
-                for row in batch.to_pylist():
-                    seen.done += 1
-                    yield _parquet_row(f"row {seen.done}", row, key)
-    except (pa.ArrowException, OSError) as error:
-        raise CommandError(f"{path}: after row {seen.done}: {error}") from None
-
-
-def _parquet_row(place: str, row: dict[str, Any], key: KeyTemplate) -> LoadRow | WrongRow:
-    try:
-        return LoadRow(place, key.of(row), _checked(_dump(row)))
-    except _WrongError as error:
-        return WrongRow(place, str(error))
-
-
-def _dump(row: dict[str, Any]) -> bytes:
-    try:
-        text = json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain)
-    except ValueError:  # some float is not a number, deep within
-        text = json.dumps(_without_nan(row), ensure_ascii=False, allow_nan=False, default=_plain)
-    return text.encode()
-
-
-def _plain(found: object) -> object:
-    if isinstance(found, dt.date | dt.time):
-        return found.isoformat()
-    if isinstance(found, dt.timedelta):
-        return found.total_seconds()
-    if isinstance(found, decimal.Decimal):
-        return str(found)
-    if isinstance(found, bytes):
-        return base64.b64encode(found).decode()
-    raise _WrongError(f"{_kind(found)} has no form in JSON")
-
-
-def _without_nan(found: Any) -> Any:
-    if isinstance(found, float) and not math.isfinite(found):
-        if math.isnan(found):
-            return None
-        raise _WrongError("an infinite number has no form in JSON")
-    if isinstance(found, dict):
-        return {name: _without_nan(each) for name, each in found.items()}
-    if isinstance(found, list | tuple):
-        return [_without_nan(each) for each in found]
-    return found

@@ -8,6 +8,7 @@ Foreign exceptions end here: a caller sees `ConnectionLostError`, and `RemotePro
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 from collections import deque
@@ -25,13 +26,16 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 256 * 1024
 
+TIMEOUT_S_MAX = 86_400.0
+"""Nobody waits for longer than a day; poll() counts milliseconds in 31 bits, and sockets refuse infinity."""
+
 
 class Transport:
     """One connection. `timeout_s` bounds the wait for the server to take or give a byte, not a whole exchange."""
 
     def __init__(self, address: Address, *, tls: ssl.SSLContext | None, timeout_s: float) -> None:
         self._address = address
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s = min(timeout_s, TIMEOUT_S_MAX)
         self._reader = FrameReader()
         self._frames: deque[Frame] = deque()
         self._waits: tuple[type[OSError], ...] = (BlockingIOError,)
@@ -96,9 +100,10 @@ class Transport:
         return True
 
     def _wait(self, *, writing: bool) -> None:
-        sockets = [self._socket]
-        ready = select.select(sockets, sockets if writing else [], [], self._timeout_s)
-        if not any(ready):
+        # Not select(), which refuses a descriptor past 1023: a busy process has more files open.
+        ready = select.poll()
+        ready.register(self._socket, select.POLLIN | select.POLLOUT if writing else select.POLLIN)
+        if not ready.poll(math.ceil(self._timeout_s * 1000)):
             raise ConnectionLostError(f"{self._address}: no answer within {self._timeout_s:g} s")
 
     @contextmanager

@@ -1,5 +1,6 @@
 """The node: durable vbuckets behind the memcached binary protocol.
 
+options, tls            how a node is started, and what it is refused for
 server, embedded        a node in an event loop; in a thread, for a `with`
 connection, session     one client: its bytes; what is known of it
 hot, dispatch, commands requests: the two that make up the load; all others, by the catalogue
@@ -12,23 +13,27 @@ stats, metrics, http    what can be seen from outside
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from headrace.node.extra import ExtraMissingError, needs_extra
+
 if TYPE_CHECKING:
     from headrace.node.embedded import Node
     from headrace.node.limits import NodeLimits
-    from headrace.node.server import AsyncNode, NodeError, NodeOptions
+    from headrace.node.options import NodeError, NodeOptions
+    from headrace.node.server import AsyncNode
 
-__all__ = ["AsyncNode", "Node", "NodeError", "NodeLimits", "NodeOptions"]
+__all__ = ["AsyncNode", "ExtraMissingError", "Node", "NodeError", "NodeLimits", "NodeOptions"]
 
 _HOMES = {
     "AsyncNode": "server",
     "Node": "embedded",
-    "NodeError": "server",
+    "NodeError": "options",
     "NodeLimits": "limits",
-    "NodeOptions": "server",
+    "NodeOptions": "options",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    with needs_extra():
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

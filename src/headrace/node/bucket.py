@@ -19,7 +19,7 @@ from headrace.node.refused import Refused, exists, not_found
 from headrace.node.runs import Runs, kernel
 from headrace.node.seen import SEEN_MASK, SEEN_SLOTS
 from headrace.node.vbucket import VBucket
-from headrace.store import VBucketRecord
+from headrace.store import StoreError, VBucketRecord
 from headrace.store.records import (
     DELETED,
     EXPIRED,
@@ -133,6 +133,9 @@ class Bucket:
         self.serving.pop(vb.id, None)
         self.is_serving[vb.id] = 0
         self.dirty_vbuckets.pop(vb.id, None)
+        self._marks[vb.id] = 0
+        self.locks = {place: lock for place, lock in self.locks.items() if place[0] != vb.id}
+        self.forget(vb)
         self.map_revision += 1
 
     def _serve(self, vb: VBucket) -> None:
@@ -149,11 +152,20 @@ class Bucket:
         record = vb.resident(key)
         seen = self.seen
         if record is None and vb.persisted_seqno and (seen is None or seen[hash(key) & SEEN_MASK]):
-            record = self.disk.get(vb.id, key)
+            record = self._read(vb, key)
             if record is not None:
                 vb.items[key] = record
                 self.resident_bytes += len(record) + RECORD_OVERHEAD_BYTES
+                if self.resident_bytes > self.limits.resident_bytes_max:
+                    self.evict()
         return record
+
+    def _read(self, vb: VBucket, key: bytes) -> bytes | None:
+        try:
+            return self.disk.get(vb.id, key)
+        except StoreError:  # LMDB reads nothing more in a transaction that met a damaged page
+            self.disk.refresh()
+            raise
 
     def live(self, vb: VBucket, key: bytes) -> bytes | None:
         """The record of a live item. One whose time has come becomes a tombstone here and now."""
@@ -183,7 +195,7 @@ class Bucket:
         elif not dirty:
             self.begin_dirty(vb)
         dirty[key] = record
-        self.dirty_bytes += len(record)
+        self.dirty_bytes += len(record) + RECORD_OVERHEAD_BYTES
 
     def begin_dirty(self, vb: VBucket) -> None:
         """A vbucket is about to have its first change that is not on disk."""
@@ -236,6 +248,8 @@ class Bucket:
         vb.high_seqno += 1
         record = record._replace(vbucket=vb.id, seqno=Seqno(vb.high_seqno), cas=record.cas or Cas(self.clock.next()))
         self.put(vb, record.key, record.pack())
+        if self.locks:
+            self.locks.pop((vb.id, record.key), None)
         if record.live:
             self.counts.sets += 1
         elif record.opcode == DELETED:
@@ -246,7 +260,6 @@ class Bucket:
 
     def remove(self, vb: VBucket, item: Record, *, kind: int = DELETED) -> Record:
         """Put a tombstone in the place of an item."""
-        self.locks.pop((vb.id, item.key), None)
         gone = item._replace(
             opcode=kind, value=b"", datatype=0, cas=Cas(0), rev_seqno=item.rev_seqno + 1,
             flags=0, expiry=0, delete_time=self.clock.seconds,
@@ -273,7 +286,6 @@ class Bucket:
         if lock is not None:
             if cas != lock:
                 raise Refused(Status.LOCKED, "Locked")
-            del self.locks[vb.id, key]
         elif cas and cas != old_cas:
             raise exists()
 
@@ -287,6 +299,14 @@ class Bucket:
             return None
         return lock[0]
 
+    def sweep_locks(self) -> None:
+        """Forget locks that have ended: while there is one, every set is looked at twice."""
+        if self.locks:
+            self.clock.tick()
+            now = self.clock.seconds
+            for place in [place for place, lock in self.locks.items() if lock[1] <= now]:
+                del self.locks[place]
+
     # --------------------------------------------------------------------------------------------------------- memory
 
     @property
@@ -299,18 +319,30 @@ class Bucket:
         """How many items there are, those among them that are expired and not yet seen to be."""
         return sum(vb.live_items for vb in self.vbuckets if vb is not None)
 
+    def forget(self, vb: VBucket) -> int:
+        """Drop what is kept of a vbucket in memory though the disk has it; gives how many items that were."""
+        dropped = len(vb.items)
+        self.resident_bytes -= sum(map(len, vb.items.values())) + RECORD_OVERHEAD_BYTES * dropped
+        vb.items = {}
+        return dropped
+
+    def settle(self, vb: VBucket) -> None:
+        """What the writer had of a vbucket is on disk: keep it as such."""
+        items, flushed = vb.items, vb.flushing
+        for key in items.keys() & flushed.keys():
+            self.resident_bytes -= len(items[key]) + RECORD_OVERHEAD_BYTES
+        self.resident_bytes += sum(map(len, flushed.values())) + RECORD_OVERHEAD_BYTES * len(flushed)
+        items.update(flushed)
+        vb.flushing = {}
+
     def evict(self) -> None:
         """Drop about half of what is on disk too, vbucket by vbucket, once it is more than memory may hold."""
         if self.resident_bytes <= self.limits.resident_bytes_max:
             return
         there = [vb for vb in self.vbuckets if vb is not None and vb.items]
-        total = sum(len(vb.items) for vb in there) or 1
-        dropped = 0
+        total, dropped = sum(len(vb.items) for vb in there), 0
         for _ in range(len(there)):
             self._evict_from = (self._evict_from + 1) % len(there)
-            vb = there[self._evict_from]
-            dropped += len(vb.items)
-            vb.items = {}
+            dropped += self.forget(there[self._evict_from])
             if dropped > total // 2:
                 break
-        self.resident_bytes -= self.resident_bytes * dropped // total

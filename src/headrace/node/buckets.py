@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
 from headrace.node.bucket import Bucket, new_vbuuid
-from headrace.node.disk import Disk
+from headrace.node.disk import Disk, make_private, sync_directory
 from headrace.node.flusher import Flusher
 from headrace.node.pager import Pager
 from headrace.node.users import BUCKET_NAME
 from headrace.store import DirectoryLock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
     from headrace.node.limits import NodeLimits
 
 log = logging.getLogger("headrace.node.buckets")
 
+_REMOVED = ".removed-"
 LOCK_WAIT_S = 15.0
 """The writer of a node that was killed may still be finishing its last transaction."""
 
@@ -43,9 +45,28 @@ class OpenBucket:
     bucket: Bucket
     flusher: Flusher
     pager: Pager
+    _put_off: asyncio.Task[None] | None = None
+
+    def later(self, delay_s: float, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something in a while, in the place of what was put off before, unless the bucket closes first."""
+        if self._put_off is not None:
+            self._put_off.cancel()
+
+        async def wait() -> None:
+            await asyncio.sleep(delay_s)
+            try:
+                await work()
+            except HeadraceError as error:
+                extra = {"bucket": self.bucket.name, "why": str(error)}
+                log.warning("what was put off could not be done", extra=extra)
+
+        self._put_off = asyncio.get_running_loop().create_task(wait())
 
     async def close(self) -> bool:
         """Bring all to disk and let go of the files; False when something could not be brought there."""
+        if self._put_off is not None:
+            self._put_off.cancel()
+            await asyncio.gather(self._put_off, return_exceptions=True)
         await self.pager.close()
         clean = await self.flusher.close()
         if not clean:
@@ -63,7 +84,7 @@ class Buckets:
         self.limits = limits
         self._open: dict[str, OpenBucket] = {}
         self._busy: set[str] = set()
-        data.mkdir(parents=True, exist_ok=True)
+        make_private(data)
         self._lock = DirectoryLock(data, wait_s=LOCK_WAIT_S)
 
     def __iter__(self) -> Iterator[OpenBucket]:
@@ -85,6 +106,8 @@ class Buckets:
         """Open every bucket that the directory holds, and make those that are named and not there."""
         kept = self.data / "buckets"
         there = [path.name for path in kept.iterdir() if (path / "bucket.json").exists()] if kept.exists() else []
+        there = [name for name in there if not name.startswith(".")]
+        await asyncio.to_thread(self._sweep)
         for name in dict.fromkeys([*sorted(there), *names]):
             await self.create(name)
 
@@ -114,6 +137,12 @@ class Buckets:
 
     def _open_disk(self, name: str) -> tuple[Disk, int]:
         directory = self.data / "buckets" / name
+        try:
+            return self._opened_disk(directory)
+        except OSError as error:
+            raise BucketError(f"bucket {name} cannot be kept in {directory}: {error.strerror or error}") from error
+
+    def _opened_disk(self, directory: Path) -> tuple[Disk, int]:
         disk = Disk(directory, vbuckets=self.vbuckets, lock_fd=self._lock.fd)
         try:
             lost = disk.recover([new_vbuuid() for _ in range(self.vbuckets)])
@@ -131,9 +160,21 @@ class Buckets:
         try:
             opened.bucket.trouble = "the bucket is being removed"
             await opened.close()
-            await asyncio.to_thread(shutil.rmtree, opened.bucket.disk.directory)
+            await asyncio.to_thread(self._remove, opened.bucket.disk.directory)
         finally:
             self._busy.discard(name)
+
+    def _remove(self, directory: Path) -> None:
+        """Under another name first: a removal that is cut short must not leave a bucket with a part of its files."""
+        doomed = directory.with_name(f"{_REMOVED}{secrets.token_hex(8)}")
+        directory.rename(doomed)
+        sync_directory(doomed.parent)
+        shutil.rmtree(doomed)
+
+    def _sweep(self) -> None:
+        """Finish the removals that were cut short."""
+        for doomed in (self.data / "buckets").glob(f"{_REMOVED}*"):
+            shutil.rmtree(doomed)
 
     async def close(self) -> None:
         """Close all buckets, then leave the directory to others; raise when one lost what was acknowledged."""

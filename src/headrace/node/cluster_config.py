@@ -16,7 +16,7 @@ from headrace.history import State
 if TYPE_CHECKING:
     from headrace.node.bucket import Bucket
 
-EPOCH = 1
+_NODE_EPOCH = 1
 _MANAGEMENT_PORT = 8091
 _MANAGEMENT_PORT_TLS = 18091
 
@@ -42,17 +42,18 @@ class ClusterConfig:
 def cluster_config(address: Address, bucket: Bucket) -> ClusterConfig:
     """The map of a bucket as it is now."""
     served = bytes(vb is not None and vb.state is State.ACTIVE for vb in bucket.vbuckets)
-    revision = bucket.map_revision
-    text = _spelled(address, bucket.name, bucket.disk.facts.uuid, revision, served)
-    return ClusterConfig((EPOCH, revision), text)
+    facts = bucket.disk.facts
+    version = facts.starts, bucket.map_revision
+    return ClusterConfig(version, _spelled(address, bucket.name, facts.uuid, version, served))
 
 
 def node_config(address: Address) -> ClusterConfig:
     """The map of no bucket: where the node is. A client that has opened no bucket yet finds services by it."""
-    return ClusterConfig((EPOCH, 1), json.dumps(_of_node(address, 1), separators=(",", ":")).encode())
+    version = _NODE_EPOCH, 1
+    return ClusterConfig(version, json.dumps(_of_node(address, version), separators=(",", ":")).encode())
 
 
-def _of_node(address: Address, revision: int) -> dict[str, object]:
+def _of_node(address: Address, version: tuple[int, int]) -> dict[str, object]:
     services = {"kv": address.port, "mgmt": address.http_port or _MANAGEMENT_PORT}
     if address.tls:
         services = {
@@ -60,14 +61,14 @@ def _of_node(address: Address, revision: int) -> dict[str, object]:
             "mgmt": _MANAGEMENT_PORT,  # some clients refuse a map without it, though nothing listens there
             "mgmtSSL": address.http_port or _MANAGEMENT_PORT_TLS,
         }
-    return {"rev": revision, "revEpoch": EPOCH, "nodesExt": [{"services": services, "thisNode": True}]}
+    return {"rev": version[1], "revEpoch": version[0], "nodesExt": [{"services": services, "thisNode": True}]}
 
 
 @lru_cache(maxsize=64)
-def _spelled(address: Address, name: str, uuid: str, revision: int, served: bytes) -> bytes:
+def _spelled(address: Address, name: str, uuid: str, version: tuple[int, int], served: bytes) -> bytes:
     management = address.http_port or _MANAGEMENT_PORT
     config = {
-        **_of_node(address, revision),
+        **_of_node(address, version),
         "name": name,
         "uuid": uuid,
         "nodeLocator": "vbucket",

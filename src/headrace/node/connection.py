@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from headrace.node import replies
 from headrace.node.hot import serve
+from headrace.node.options import host_and_port
 from headrace.node.refused import Refused
 from headrace.node.session import Session
 from headrace.node.writes import WRITES
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.node.connection")
 
+NO_MESSAGE = "it sent what is no message"
+GOODBYE_S = 5.0
+"""How long a client that was told to go has to read what it is owed."""
+SLOWEST_BYTES_A_SECOND = 50_000
+"""A begun message that comes slower than this only keeps memory from others."""
 TURN_S = 0.005
 """How long a client is served before it is the turn of others, if it has sent that much."""
 _LARGE_BYTES = 64 * 1024
@@ -52,6 +58,10 @@ class Connection(asyncio.Protocol):
         self.sent_bytes = 0
         self._closed = False
         self._eof = False
+        self._left_at: float | None = None
+        self._unread_since: float | None = None
+        self._unread_bytes = 0
+        self._begun_at = 0.0
         self.began_at = self.progress_at = 0.0
 
     # ------------------------------------------------------------------------------------------------- from the loop
@@ -68,14 +78,16 @@ class Connection(asyncio.Protocol):
             self._leave("too many connections")
             return
         services.counts.accepted += 1
+        log.debug("a client connected", extra={"peer": self.session.peer})
         services.connections.add(self)
         self._transport.set_write_buffer_limits(high=services.limits.reply_bytes_max)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the client."""
-        del exc
+        log.debug("a client is gone", extra={"peer": self.session.peer, "why": str(exc or "")})
         self._closed = True
         self._count_half_frame(0)
+        self._count_unread(0)
         self._rest = b""
         self._services.counts.requests += self.session.requests
         self._services.connections.discard(self)
@@ -102,12 +114,23 @@ class Connection(asyncio.Protocol):
         return bool(self._stalls)
 
     def pause_writing(self) -> None:
-        """The client does not read: its requests wait."""
+        """The client does not read: its requests wait, and it goes when all such clients are owed too much."""
+        self._unread_since = asyncio.get_running_loop().time()
+        self._count_unread(self._transport.get_write_buffer_size())
         self._stall()
+        if self._services.unread_bytes > self._services.limits.unread_bytes_max:
+            self._leave("too much waits to be read")
+            self._transport.abort()
 
     def resume_writing(self) -> None:
         """The client reads again."""
+        self._unread_since = None
+        self._count_unread(0)
         self._unstall()
+
+    def _count_unread(self, size: int) -> None:
+        self._services.unread_bytes += size - self._unread_bytes
+        self._unread_bytes = size
 
     # ---------------------------------------------------------------------------------------------------------- work
 
@@ -124,9 +147,8 @@ class Connection(asyncio.Protocol):
                 # Nothing else runs while a block is served: what waits for the disk has grown by this client's changes.
                 wrote = opened if opened is not None and opened.bucket.dirty_bytes != before else None
                 goes_on = self._answer(wrote) and not self._is_begun(data, at) and self._keeps_turn(turn_ends)
-        except StoreError:  # a read that failed in the middle of a block: nobody knows what was answered
-            log.exception("the disk cannot be read", extra={"peer": session.peer})
-            self._leave("the disk cannot be read")
+        except StoreError as error:  # a read that failed in the middle of a block: nobody knows what was answered
+            self._leave("the disk cannot be read", str(error))
         finally:
             self._working = False
         if not self._closed:
@@ -170,7 +192,7 @@ class Connection(asyncio.Protocol):
         if wrote is not None and self._services.sync_every_write:
             self.session.out.clear()
         self._send()
-        self._leave(self.session.fault or "")
+        self._leave(NO_MESSAGE, self.session.fault or "")
 
     @staticmethod
     def _is_begun(data: bytes, at: int) -> bool:
@@ -182,9 +204,9 @@ class Connection(asyncio.Protocol):
         """Keep what is not served yet; a message that can never be whole ends the connection."""
         self._rest = data[at:] if at else data
         if self._rest:
-            self.progress_at = asyncio.get_running_loop().time()
+            self._begun_at = self.progress_at = asyncio.get_running_loop().time()
         if self._rest and self._rest[0] not in MAGICS:
-            self._leave(f"0x{self._rest[0]:02x} is no magic of this protocol")
+            self._leave(NO_MESSAGE, f"0x{self._rest[0]:02x} is no magic of the binary protocol, the only one served")
             return
         if len(self._rest) < HEADER_BYTES:
             self._wanted_bytes = HEADER_BYTES
@@ -195,13 +217,10 @@ class Connection(asyncio.Protocol):
         known = self.session.user is not None
         problem = header.problem(limits.body_bytes_max if known else limits.unauthenticated_bytes_max)
         if problem:
-            self._leave(f"byte {problem[0]} of a message: {problem[1]}")
+            self._leave(NO_MESSAGE, f"byte {problem[0]}: {problem[1]}")
             return
         self._wanted_bytes = HEADER_BYTES + header.body_length
-        if not self._count_half_frame(self._wanted_bytes):
-            refused = Refused(Status.OUT_OF_MEMORY, "too many large messages are coming in")
-            self._transport.write(replies.error(header.opcode, header.opaque, refused))
-            self._leave("no memory for a begun message")
+        self._keep_within_bounds()
 
     def _keep_begun(self, data: bytes) -> None:
         """Gather a message that comes in pieces."""
@@ -209,8 +228,18 @@ class Connection(asyncio.Protocol):
             self._rest = bytearray(self._rest)
         self._rest += data
         self.progress_at = asyncio.get_running_loop().time()
-        if self._wanted_bytes == HEADER_BYTES and len(self._rest) >= HEADER_BYTES:
+        if self._wanted_bytes > HEADER_BYTES:
+            self._keep_within_bounds()
+        elif len(self._rest) >= HEADER_BYTES:
             self._put_aside(bytes(self._rest), 0)
+
+    def _keep_within_bounds(self) -> None:
+        """Turn a begun message away for which there is no room beside those of all others."""
+        if not self._count_half_frame(len(self._rest)):
+            header = Header.parse(self._rest)
+            refused = Refused(Status.OUT_OF_MEMORY, "too many large messages are coming in")
+            self._transport.write(replies.error(header.opcode, header.opaque, refused))
+            self._leave("no memory for a begun message")
 
     def _count_half_frame(self, size: int) -> bool:
         """Count a begun message against what all may hold; False when it would be too much."""
@@ -224,6 +253,8 @@ class Connection(asyncio.Protocol):
 
     def _send(self) -> None:
         session = self.session
+        if self._transport.is_closing():
+            session.out.clear()
         if session.out:
             block = b"".join(session.out)
             session.out.clear()
@@ -307,24 +338,36 @@ class Connection(asyncio.Protocol):
     # ----------------------------------------------------------------------------------------------------------- end
 
     def check(self, now: float) -> None:
-        """End a connection that takes too long to say who it is or what it wants."""
+        """End a connection that takes too long: to say who it is or what it wants, to read, or to go."""
         limits = self._services.limits
-        if self.session.user is None and now - self.began_at > limits.unauthenticated_s_max:
+        slowest_s = limits.half_frame_s_max + self._wanted_bytes / SLOWEST_BYTES_A_SECOND
+        if self._left_at is not None:
+            if now - self._left_at > GOODBYE_S:
+                self._transport.abort()
+        elif self.session.user is None and now - self.began_at > limits.unauthenticated_s_max:
             self._leave("it took too long to authenticate")
-        elif self._rest and not self._stalls and now - self.progress_at > limits.half_frame_s_max:
+        elif self._unread_since is not None and now - self._unread_since > limits.unread_s_max:
+            self._leave("it does not read its answers")
+            self._transport.abort()
+        elif (self._rest and not self._stalls) and (
+            now - self.progress_at > limits.half_frame_s_max or now - self._begun_at > slowest_s
+        ):
             self._leave("a begun message did not go on")
 
     def close(self) -> None:
         """End the connection, with what is yet to be sent."""
         self._transport.close()
 
-    def _leave(self, reason: str) -> None:
-        """End a connection that cannot go on."""
+    def _leave(self, why: str, detail: str = "") -> None:
+        """End a connection that cannot go on. What is yet to be sent has a moment; then it is cut off."""
+        if self._left_at is not None:
+            return
         counts = self._services.counts.closed_for
-        kind = reason.split(":", maxsplit=1)[0]
-        if kind in counts or len(counts) < 100:  # noqa: PLR2004 - the kinds are ours, and few
-            counts[kind] = counts.get(kind, 0) + 1
-        log.info("a connection was ended", extra={"peer": self.session.peer, "why": reason})
+        counts[why] = counts.get(why, 0) + 1
+        log.info(
+            "a connection was ended", extra={"peer": self.session.peer, "why": f"{why}: {detail}" if detail else why}
+        )
+        self._left_at = asyncio.get_running_loop().time()
         self._rest = b""
         self._count_half_frame(0)
         self._closed = True
@@ -342,5 +385,5 @@ def _ticked(opened: OpenBucket | None) -> int:
 def _spelled(name: object) -> str:
     """A socket's address, as logs and stats show it."""
     if isinstance(name, tuple) and len(name) >= 2:  # noqa: PLR2004 - host and port
-        return f"{name[0]}:{name[1]}"
+        return host_and_port(str(name[0]), int(name[1]))
     return str(name or "")

@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
 from headrace.history import Cause, FailoverLog, State, transition
 from headrace.ids import Seqno, VBucketId, VbUuid
 from headrace.store import Changes, LmdbReader, Unflushed, VBucketRecord, WriterProcess
+from headrace.store.layout import DATA_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,25 +38,36 @@ class BucketFacts:
 
     uuid: str
     vbuckets: int
+    starts: int = 0
+    """How often it was opened: the epoch of its map, so that no start tells an older map than the one before."""
+    is_made: bool = False
+    """Whether its vbuckets were once made; what is missing after that was removed."""
 
     @classmethod
     def of(cls, directory: Path, vbuckets: int) -> BucketFacts:
-        """Read the facts, or write them down for a new bucket of so many vbuckets."""
+        """Read the facts; those of a new bucket where there are none."""
         path = directory / "bucket.json"
         try:
             told = json.loads(path.read_bytes())
-            version, facts = told["version"], cls(uuid=str(told["uuid"]), vbuckets=int(told["vbuckets"]))
+            version = told["version"]
+            facts = cls(
+                uuid=str(told["uuid"]),
+                vbuckets=int(told["vbuckets"]),
+                starts=int(told["starts"]),
+                is_made=bool(told["is_made"]),
+            )
         except FileNotFoundError:
-            facts = cls(uuid=secrets.token_hex(16), vbuckets=vbuckets)
-            write_whole(path, {"version": _VERSION, "uuid": facts.uuid, "vbuckets": vbuckets})
-            return facts
+            return cls(uuid=secrets.token_hex(16), vbuckets=vbuckets)
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{path} does not say what the bucket is ({error}): restore it, or remove {directory}"
-            ) from (error)
+            text = f"{path} does not say what the bucket is ({error!r}): restore it, or remove {directory}"
+            raise DataError(text) from error
         if version != _VERSION:
             raise DataError(f"{path} is of version {version}; this headrace knows {_VERSION}: use a newer headrace")
         return facts
+
+    def write(self, directory: Path) -> None:
+        """Keep them."""
+        write_whole(directory / "bucket.json", {"version": _VERSION, **asdict(self)})
 
 
 def write_whole(path: Path, content: object) -> None:
@@ -66,13 +78,39 @@ def write_whole(path: Path, content: object) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make new names in a directory durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory that only its owner may look into; one that is there stays as it is."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{directory} cannot be the directory of the data: {error.strerror}") from error
+
+
+def is_store(directory: Path) -> bool:
+    """Whether there are the files of a store, and something in them."""
+    try:
+        return (directory / DATA_FILE).stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 class Disk:
     """Opens the files of a bucket and brings its vbuckets to a state that is true."""
 
     def __init__(self, directory: Path, *, vbuckets: int, lock_fd: int | None = None) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_private(directory)
         self.directory = directory
         self.facts = BucketFacts.of(directory, vbuckets)
         if self.facts.vbuckets != vbuckets:
@@ -80,6 +118,10 @@ class Disk:
                 f"{directory} holds a bucket of {self.facts.vbuckets} vbuckets, not {vbuckets}: "
                 f"start with --vbuckets {self.facts.vbuckets}, or with another --data"
             )
+        if self.facts.is_made and not is_store(directory / "store"):
+            raise DataError(f"{directory / 'store'} is no store any more: restore it, or remove {directory}")
+        self.facts = replace(self.facts, starts=self.facts.starts + 1)
+        self.facts.write(directory)
         self.writer = WriterProcess(directory / "store", lock_fd=lock_fd)
         try:
             self.reader = LmdbReader(directory / "store")
@@ -106,13 +148,16 @@ class Disk:
             if transition(State(kept[vb].state), State(kept[vb].state), cause=Cause.UNCLEAN_STOP).branches
         )
         changes = [self._branched(vb, kept[vb], new_vbuuid[vb]) for vb in sorted(lost)]
-        if not kept:
+        if not kept and not self.facts.is_made:
             changes = [self._empty(VBucketId(vb), new_vbuuid[vb]) for vb in range(self.facts.vbuckets)]
         if changes:
             self.writer.write(changes)
             self.refresh()
         for vb in self.unflushed.may_have_lost:
             self.marks[vb] = 0
+        if not self.facts.is_made:
+            self.facts = replace(self.facts, is_made=True)
+            self.facts.write(self.directory)
         return lost
 
     @staticmethod

@@ -6,6 +6,7 @@ those; it raises `Refused` for the rest. Whether an answer is sent at all is the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -25,6 +26,8 @@ from headrace.wire.registry import REQUESTS
 if TYPE_CHECKING:
     from headrace.node.session import Session
 
+log = logging.getLogger("headrace.node.dispatch")
+
 Answer = Response | Iterable[Response] | None
 Result = Answer | Awaitable[Answer]
 R = TypeVar("R", bound=Response)
@@ -43,6 +46,8 @@ class Handler:
 
     serve: Callable[[Session, Any], Result]
     needs: Role | Who
+    also: Role | None
+    """Another role that does as well."""
     bucket: bool
 
 
@@ -51,13 +56,13 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def handles(
-    *messages: type[Request], needs: Role | Who, bucket: bool = True
+    *messages: type[Request], needs: Role | Who, also: Role | None = None, bucket: bool = True
 ) -> Callable[[Callable[[Session, Any], Result]], Callable[[Session, Any], Result]]:
     """Enter a function as what serves these messages."""
 
     def enter(serve: Callable[[Session, Any], Result]) -> Callable[[Session, Any], Result]:
         for message in messages:
-            HANDLERS[message.spec.name] = Handler(serve, needs, bucket)
+            HANDLERS[message.spec.name] = Handler(serve, needs, also, bucket)
         return serve
 
     return enter
@@ -77,7 +82,7 @@ def dispatch(session: Session, frame: Frame) -> None:
         return
     try:
         result = _serve(session, message)
-    except HeadraceError as error:
+    except Exception as error:  # noqa: BLE001 - a fault of ours is answered, and told, as one
         _refuse(session, frame, error)
         return
     assert isinstance(message, Request)
@@ -90,7 +95,7 @@ def dispatch(session: Session, frame: Frame) -> None:
 async def _wait(session: Session, frame: Frame, message: Request, result: Awaitable[Answer]) -> None:
     try:
         _send(session, message, await result)
-    except HeadraceError as error:
+    except Exception as error:  # noqa: BLE001 - as above
         _refuse(session, frame, error)
 
 
@@ -109,7 +114,8 @@ def _serve(session: Session, message: Message) -> Result:
         raise Refused(Status.NOT_SUPPORTED, f"{spec.name} is not served by this node")
     if handler.bucket and session.bucket is None:
         raise Refused(Status.NO_BUCKET, "no bucket is selected")
-    if isinstance(handler.needs, Role) and not session.may(handler.needs):
+    also = handler.also is not None and session.may(handler.also)
+    if isinstance(handler.needs, Role) and not session.may(handler.needs) and not also:
         raise Refused(Status.NO_ACCESS, f"{spec.name} takes the role {handler.needs}")
     if message.framing:
         _check_framing(message.framing)
@@ -145,10 +151,13 @@ def _send(session: Session, message: Request, result: Answer) -> None:
         session.send(encode(reply, Dialect.DCP))
 
 
-def _refuse(session: Session, frame: Frame, error: HeadraceError) -> None:
+def _refuse(session: Session, frame: Frame, error: Exception) -> None:
     """Answer with an error, but for a miss that the command keeps silent about."""
     opcode, opaque = frame.header.opcode, frame.header.opaque
     refused = error if isinstance(error, Refused) else Refused(Status.TEMPORARY_FAILURE, str(error))
+    if not isinstance(error, HeadraceError):
+        log.error("a request met a fault of ours", exc_info=error, extra={"peer": session.peer, "opcode": opcode})
+        refused = Refused(Status.INTERNAL_ERROR, "a fault of the node: its log says more")
     if refused.status is Status.KEY_NOT_FOUND and opcode in _SILENT_MISSES:
         return
     session.send(replies.error(opcode, opaque, session.worded(refused)))

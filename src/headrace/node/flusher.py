@@ -16,13 +16,14 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
-from headrace.node.bucket import RECORD_OVERHEAD_BYTES, Bucket
+from headrace.history import State
 from headrace.store import Changes, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.ids import VBucketId
+    from headrace.node.bucket import Bucket
     from headrace.node.vbucket import VBucket
 
 T = TypeVar("T")
@@ -85,7 +86,8 @@ class Flusher:
         while vb.persisted_seqno < seqno:
             waiter = asyncio.get_running_loop().create_future()
             self.after.append(lambda waiter=waiter: waiter.done() or waiter.set_result(None))  # type: ignore[misc]
-            self._urgent.set()
+            if seqno <= vb.high_seqno:  # who waits for what is not written yet hurries nobody
+                self._urgent.set()
             await waiter
 
     async def purge(self, vbucket: VBucketId | None, *, deleted_before: int, limit: int) -> int:
@@ -99,18 +101,21 @@ class Flusher:
                 vb = bucket.vbuckets[vb_id]
                 if vb is not None:
                     vb.purge_seqno = max(vb.purge_seqno, seqno)
-                    vb.items = {}
+                    bucket.forget(vb)
             bucket.disk.refresh()
         return len(purged)
 
-    async def delete_vbucket(self, vb: VBucket) -> None:
-        """Remove a vbucket and all it holds, between batches."""
+    async def delete_vbucket(self, vb: VBucket) -> bool:
+        """Remove a vbucket and all it holds, between batches; False when it is not dead by then, or another."""
         bucket = self.bucket
         async with self._lock:
+            if bucket.vbuckets[vb.id] is not vb or vb.state is not State.DEAD:
+                return False
             bucket.drop_vbucket(vb)
             await self._in_thread(lambda: bucket.disk.writer.delete_vbucket(vb.id))
-            bucket.disk.marks[vb.id] = 0
             bucket.disk.refresh()
+            self._awake.set()  # who waited for a change of it waits for nothing now
+        return True
 
     # ------------------------------------------------------------------------------------------------------ to work
 
@@ -138,20 +143,35 @@ class Flusher:
         return not self.bucket.dirty_vbuckets
 
     async def _run(self) -> None:
-        while True:
-            await self._awake.wait()
-            await self._gather()
-            self._urgent.clear()
-            self._awake.clear()
-            if self.stopped:
-                continue
-            flushed = await self._flush()
-            if self._closing and (not flushed or not self.bucket.dirty_vbuckets):
-                self._tell()
-                return
-            if not flushed:
-                await asyncio.sleep(RETRY_S)
-                self._awake.set()
+        while not await self._turn():
+            pass
+
+    async def _turn(self) -> bool:
+        """Wait for changes and bring them to disk; True when all is done and the bucket closes."""
+        try:
+            return await self._flush_next()
+        except Exception:
+            log.exception("the flusher met a fault of ours; it tries again", extra={"bucket": self.bucket.name})
+            self.bucket.trouble = "a fault of the node keeps changes from the disk: see its log"
+            self._awake.set()
+            await asyncio.sleep(RETRY_S)
+            return self._closing
+
+    async def _flush_next(self) -> bool:
+        await self._awake.wait()
+        await self._gather()
+        self._urgent.clear()
+        self._awake.clear()
+        if self.stopped:
+            return False
+        flushed = await self._flush()
+        if self._closing and (not flushed or not self.bucket.dirty_vbuckets):
+            self._tell()
+            return True
+        if not flushed:
+            await asyncio.sleep(RETRY_S)
+            self._awake.set()
+        return False
 
     async def _gather(self) -> None:
         """Let changes gather, unless someone waits for them or memory fills."""
@@ -174,6 +194,8 @@ class Flusher:
         async with self._lock:
             batch = list(bucket.dirty_vbuckets.values())
             if not batch:
+                self._taken += 1
+                self._tell()
                 return True
             bucket.dirty_vbuckets = {}
             bucket.flushing_bytes, bucket.dirty_bytes = bucket.dirty_bytes, 0
@@ -217,11 +239,9 @@ class Flusher:
         bucket.disk.refresh()
         for vb, seqno in zip(batch, seqnos, strict=True):
             vb.persisted_seqno = max(vb.persisted_seqno, seqno)
-            bucket.resident_bytes += RECORD_OVERHEAD_BYTES * len(vb.flushing)
-            vb.settle()
+            bucket.settle(vb)
             if not vb.dirty:
                 bucket.disk.marks[vb.id] = 0
-        bucket.resident_bytes += bucket.flushing_bytes
         bucket.flushing_bytes = 0
         bucket.evict()
         self.flushes += 1
@@ -256,8 +276,9 @@ class Flusher:
                     waiter.set_exception(StoreError(str(error)))
         self._waiters = still
         callbacks, self.after = self.after, []
+        loop = asyncio.get_running_loop()
         for callback in callbacks:
-            callback()
+            loop.call_soon(callback)  # what a connection does then is not the flusher's, nor are its faults
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -11,6 +11,7 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from headrace.node import replies
+from headrace.node.bucket import RECORD_OVERHEAD_BYTES
 from headrace.node.dispatch import dispatch
 from headrace.node.limits import VALUE_BYTES_MAX
 from headrace.node.refused import Refused
@@ -83,11 +84,13 @@ def serve(session: Session, data: bytes, at: int = 0) -> int:  # noqa: C901, PLR
     out, out_bytes_max = session.out, session.services.limits.reply_bytes_max // 4
     clock, serving, seen, locks = bucket.clock, bucket.serving, bucket.seen, bucket.locks
     may_read, may_write = session.may_read, session.may_write and bucket.trouble is None
+    # What the client says of JSON is looked at again; that it may say so, hello has to have agreed.
+    json_too = _STORING | session.datatypes & JSON
     seqnos = bucket.seqnos
     runs = bucket.runs if may_write else None
     sets = hits = misses = others = 0
     if runs is not None:
-        at, sets = runs.take(data, at)
+        at, sets = runs.take(data, at, json_too)
     while at + HEADER_BYTES <= end:
         kind, key_bytes, extras_datatype, vb_id, body_bytes, opaque, cas = _unpack_header(data, at)
         stop = at + HEADER_BYTES + body_bytes
@@ -97,7 +100,7 @@ def serve(session: Session, data: bytes, at: int = 0) -> int:  # noqa: C901, PLR
         if (
             (kind == _SETQ or kind == _SET)  # noqa: PLR1714, SIM109 - a tuple to look in takes longer
             and may_write
-            and extras_datatype == _STORING
+            and (extras_datatype == _STORING or extras_datatype == json_too)  # noqa: PLR1714, SIM109 - as above
             and not cas
             and _STORING_BYTES + key_bytes <= body_bytes <= _STORING_BYTES_MAX
             and 0 < key_bytes <= KEY_BYTES_MAX
@@ -147,7 +150,7 @@ def serve(session: Session, data: bytes, at: int = 0) -> int:  # noqa: C901, PLR
                     else:
                         out.append(replies.done(_SET & 0xFF, opaque, new_cas))
                 elif runs is not None and not sets % _TRY_RUNS_EVERY:
-                    at, more = runs.take(data, at)
+                    at, more = runs.take(data, at, json_too)
                     sets += more
                 continue
         elif (
@@ -196,7 +199,7 @@ def serve(session: Session, data: bytes, at: int = 0) -> int:  # noqa: C901, PLR
         may_read, may_write = session.may_read, session.may_write and bucket.trouble is None
         runs = bucket.runs if may_write else None
         if runs is not None:
-            at, more = runs.take(data, at)
+            at, more = runs.take(data, at, json_too)
             sets += more
     session.requests += sets + hits + misses
     counts = bucket.counts
@@ -204,7 +207,8 @@ def serve(session: Session, data: bytes, at: int = 0) -> int:  # noqa: C901, PLR
     counts.get_hits += hits
     counts.get_misses += misses
     if sets:
-        bucket.dirty_bytes += at - start  # near enough: a record is 23 bytes longer than its request
+        # Near enough: a record is 23 bytes longer than its request.
+        bucket.dirty_bytes += at - start + RECORD_OVERHEAD_BYTES * sets
     return at
 
 

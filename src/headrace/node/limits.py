@@ -37,8 +37,12 @@ class NodeLimits:
     """What all begun messages of all connections together may hold; one that would pass it is turned away."""
     reply_bytes_max: int = 4 * MIB
     """What may wait to be read by one client before its requests wait too."""
-    dirty_bytes_max: int = 128 * MIB
-    """What may wait for the disk, per bucket, before writers wait too."""
+    unread_bytes_max: int = 512 * MIB
+    """What all clients that do not read may be owed; one that would pass it is cut off."""
+    unread_s_max: float = 120.0
+    """How long a client that is owed answers may read nothing of them."""
+    dirty_bytes_max: int = 256 * MIB
+    """What may wait for the disk, per bucket, before writers wait too; what Python takes beside the bytes counts."""
     resident_bytes_max: int = 256 * MIB
     """What is kept in memory, per bucket, of items that are on disk too."""
     buckets_max: int = 30

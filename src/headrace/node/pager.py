@@ -11,7 +11,6 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from headrace.store import StoreError
 from headrace.store.records import unpack
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Pager:
             await asyncio.sleep(seconds)
             try:
                 await work()
-            except StoreError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it was, the next turn may do better
                 log.warning(
                     "the disk refused; tried again later", extra={"bucket": self._bucket.name, "why": str(error)}
                 )

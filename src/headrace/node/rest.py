@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-import orjson
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,6 +26,7 @@ from starlette.routing import Route
 from headrace import __version__
 from headrace.node.commands.session import VERSION
 from headrace.node.metrics import BucketFigures, metrics_text, observe
+from headrace.node.options import host_and_port
 from headrace.node.page import index_page
 from headrace.node.rest_documents import MapPlace, bucket_document, cluster_map, node_document
 from headrace.node.sasl import PLAIN, SaslServer, Success
@@ -123,7 +124,7 @@ def _head_bytes(scope: Scope) -> int:
 
 
 def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(content) + b"\n", status, headers, media_type="application/json")
+    return Response(msgspec.json.encode(content) + b"\n", status, headers, media_type="application/json")
 
 
 async def _refusal(_: Request, error: Exception) -> Response:
@@ -173,7 +174,7 @@ class Rest:
             return outcome.user
         self._services.counts.refused_logins += 1
         client = request.client
-        peer = f"{client.host}:{client.port}" if client else ""
+        peer = host_and_port(client.host, client.port) if client else ""
         log.warning("a login was refused", extra={"peer": peer, "user": getattr(outcome, "name", None), "by": "http"})
         return None
 
@@ -292,7 +293,7 @@ class Rest:
 
     async def bucket_stream(self, request: Request) -> Response:
         """One bucket, again after each change of its map."""
-        return await self._streamed(request, lambda place, opened: orjson.dumps(bucket_document(place, opened)))
+        return await self._streamed(request, lambda place, opened: msgspec.json.encode(bucket_document(place, opened)))
 
     async def _streamed(self, request: Request, spell: Callable[[MapPlace, OpenBucket], bytes]) -> Response:
         opened, place = await self._bucket(request), self._place(request)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import orjson
+import msgspec
 
 from headrace.node.cluster_config import Address, cluster_config
 from headrace.node.commands.session import VERSION
@@ -69,8 +69,8 @@ def bucket_document(place: MapPlace, opened: OpenBucket) -> dict[str, Any]:
 @lru_cache(maxsize=64)
 def _parts(text: bytes) -> dict[str, Any]:
     """A map in parts, that of the vbuckets left as text: a thousand lists each time would wake Python's collector."""
-    found: dict[str, Any] = orjson.loads(text)
-    return found | {"vBucketServerMap": orjson.Fragment(orjson.dumps(found["vBucketServerMap"]))}
+    found: dict[str, Any] = msgspec.json.decode(text)
+    return found | {"vBucketServerMap": msgspec.Raw(msgspec.json.encode(found["vBucketServerMap"]))}
 
 
 def node_document(place: MapPlace) -> dict[str, Any]:

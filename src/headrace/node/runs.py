@@ -55,10 +55,11 @@ log = logging.getLogger("headrace.node.runs")
     A_CAS,
     A_NOW,
     A_VBUCKETS_MAX,
+    A_JSON_TOO,
     A_ROWS,
     A_FLAGGED,
     ARGUMENTS,
-) = range(20)
+) = range(21)
 
 STORING_BYTES = Set.spec.extras_size(Set.spec.layouts[Dialect.DCP][0])
 STORING = STORING_BYTES << 8
@@ -92,11 +93,14 @@ class Runs:
         args[A_MAY_BE_JSON] = self._may_be_json.buffer_info()[0]
         args[A_VBUCKETS_MAX] = len(bucket.vbuckets)
 
-    def take(self, data: bytes, at: int) -> tuple[int, int]:
-        """Serve the run of quiet sets that begins at a place; give where it ends, and how many they were."""
+    def take(self, data: bytes, at: int, json_too: int = STORING) -> tuple[int, int]:
+        """Serve the run of quiet sets that begins at a place; give where it ends, and how many they were.
+
+        `json_too` is what extras length and datatype may be beside the plain ones.
+        """
         bucket, args = self._bucket, self._args
         args[A_DATA] = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
-        args[A_AT], args[A_END] = at, len(data)
+        args[A_AT], args[A_END], args[A_JSON_TOO] = at, len(data), json_too
         args[A_CAS], args[A_NOW] = bucket.clock.last, bucket.clock.seconds
         self._take(self._address)
         rows = args[A_ROWS]
@@ -125,8 +129,9 @@ class Runs:
             dirty = vb.dirty
             old = dirty.get(key)
             if old is not None:
+                record = _next_version(record, old, vb)  # noqa: PLW2901 - the record that is kept
                 del dirty[key]  # to its end: dirty is in order of seqno
-                dirty[key] = _next_version(record, old, vb)
+                dirty[key] = record
                 continue
             if not dirty:
                 bucket.begin_dirty(vb)

@@ -13,6 +13,7 @@ from headrace.node.limits import RELATIVE_EXPIRY_S_MAX
 from headrace.store.records import (
     BODY_BYTES_AT,
     CAS_AT,
+    DATATYPE_AT,
     EXPIRY_AT,
     EXPIRY_END,
     EXTRAS_BYTES_AT,
@@ -61,13 +62,17 @@ def take(args: int) -> int:  # noqa: PLR0915 - one compiled loop: a call per req
     cas = native64(args + 8 * r.A_CAS)
     now = native64(args + 8 * r.A_NOW)
     vbuckets_max = native64(args + 8 * r.A_VBUCKETS_MAX)
+    json_too = native64(args + 8 * r.A_JSON_TOO)
     rows = flagged = 0
     out = room
     while rows < rows_max and at + HEADER_BYTES + r.STORING_BYTES <= end:
         key_bytes = load16(at + 2)
         vb_id = load16(at + 6)
         body_bytes = load32(at + 8)
-        if load16(at) != r.SETQ or load16(at + 4) != r.STORING or load64(at + 16) != 0 or vb_id >= vbuckets_max:
+        shape = load16(at + 4)
+        if load16(at) != r.SETQ or load64(at + 16) != 0 or vb_id >= vbuckets_max:
+            break
+        if shape != r.STORING and shape != json_too:  # noqa: PLR1714 - compiled
             break
         if key_bytes == 0 or key_bytes > KEY_BYTES_MAX or body_bytes > r.STORING_BYTES_MAX:
             break
@@ -84,7 +89,8 @@ def take(args: int) -> int:  # noqa: PLR0915 - one compiled loop: a call per req
         cas += 1
         seqno = native64(seqnos + 8 * vb_id) + 1
         store64(seqnos + 8 * vb_id, seqno)
-        store64(out, native64(at))  # magic, key length, datatype and vbucket are those of the request
+        store64(out, native64(at))  # magic, key length and vbucket are those of the request
+        store8(out + DATATYPE_AT, 0)
         store8(out + OPCODE_AT, LIVE)
         store8(out + EXTRAS_BYTES_AT, MUTATION_EXTRAS_BYTES)
         store32(out + BODY_BYTES_AT, swapped32(body_bytes - r.STORING_BYTES + MUTATION_EXTRAS_BYTES))

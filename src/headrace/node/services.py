@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import HeadraceError
 from headrace.node.cluster_config import Address
 from headrace.node.users import Role, User, Users
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Coroutine
 
     from headrace.node.buckets import Buckets
     from headrace.node.connection import Connection
     from headrace.node.limits import NodeLimits
 
-log = logging.getLogger("headrace.node")
-
 OPEN_USER = "Administrator"
 OPEN_PASSWORD = "password"  # noqa: S105 - no secret: a node without users lets everyone in, and only on loopback
 """Couchbase's SDKs insist on SCRAM with some name and password: on a node without users, with these."""
+
+
+LOGINS_AT_ONCE = 2
 
 
 class ServerCounts:
@@ -45,6 +44,10 @@ class Services:
         self.sync_every_write = sync_every_write
         self.counts = ServerCounts()
         self.connections: set[Connection] = set()
+        self.logins = asyncio.Semaphore(LOGINS_AT_ONCE)
+        """Passwords in the clear that are being checked: each takes ten milliseconds of a core."""
+        self.unread_bytes = 0
+        """What clients that do not read are owed, over all connections."""
         self.half_frame_bytes = 0
         """What begun messages hold in memory, over all connections."""
         self.started_at = time.time()
@@ -63,18 +66,6 @@ class Services:
             session = connection.session
             if session.bucket is not None and session.bucket.name == name:
                 session.select(None)
-
-    def later(self, delay_s: float, work: Callable[[], Awaitable[None]]) -> None:
-        """Do something in a while, unless the node ends before."""
-
-        async def wait() -> None:
-            await asyncio.sleep(delay_s)
-            try:
-                await work()
-            except HeadraceError as error:
-                log.warning("what was put off could not be done", extra={"why": str(error)})
-
-        self.background(wait())
 
     def background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something beside the connections."""

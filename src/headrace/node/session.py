@@ -48,6 +48,7 @@ class Session:
         "bucket",
         "close_after_reply",
         "datatypes",
+        "failed_logins",
         "fault",
         "features",
         "implied_bucket",
@@ -74,6 +75,7 @@ class Session:
         self.agent = ""
         self.user: User | None = services.open_user
         self.sasl = SaslServer(services.users)
+        self.failed_logins = 0
         self.features: frozenset[int] = frozenset()
         self.said_hello = False
         self.datatypes = 0

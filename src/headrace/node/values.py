@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import orjson
+import msgspec
 
 from headrace.errors import RemoteProtocolError
 from headrace.node.limits import VALUE_BYTES_MAX
 from headrace.node.refused import Refused
 from headrace.wire.codes import Datatype, Status
 from headrace.wire.snappy import inflate, inflated_length
+from headrace.wire.xattrs import split_xattrs
 
 JSON, SNAPPY, XATTR = int(Datatype.JSON), int(Datatype.SNAPPY), int(Datatype.XATTR)
 
+_XATTR_LENGTH_BYTES = 4
+
 MAY_BE_JSON = bytes(byte in b'{["-0123456789tfn \t\r\n' for byte in range(256))
 """By its first byte: most values that are no JSON are told apart by this alone."""
+
+
+# A text that is only looked at: to build a document of 20 MB of brackets would stop all clients for seconds.
+_look_at = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def is_json(value: bytes) -> bool:
@@ -21,8 +28,9 @@ def is_json(value: bytes) -> bool:
     if not value or not MAY_BE_JSON[value[0]]:
         return False
     try:
-        orjson.loads(value)
-    except orjson.JSONDecodeError:
+        _look_at(value)
+        value.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
 
@@ -36,10 +44,21 @@ def accepted(value: bytes, datatype: int, allowed: int) -> int:
         plain = _inflated(value)
     if len(plain) > VALUE_BYTES_MAX:
         raise too_big()
-    kept = datatype & (SNAPPY | XATTR)
     if datatype & XATTR:
-        return kept | (datatype & JSON)
-    return kept | (JSON if is_json(plain) else 0)
+        try:
+            _, plain = split_xattrs(plain)
+        except RemoteProtocolError as error:
+            raise Refused(Status.XATTR_INVALID, error.text) from error
+    return datatype & (SNAPPY | XATTR) | (JSON if is_json(plain) else 0)
+
+
+def body_of(value: bytes, datatype: int) -> tuple[bytes, bytes]:
+    """A kept value in two: its section of xattrs, which may be empty, and its body, inflated."""
+    plain = plain_value(value, datatype)
+    if not datatype & XATTR:
+        return b"", plain
+    end = _XATTR_LENGTH_BYTES + int.from_bytes(plain[:_XATTR_LENGTH_BYTES], "big")
+    return plain[:end], plain[end:]
 
 
 def too_big() -> Refused:
@@ -62,11 +81,9 @@ def plain_value(value: bytes, datatype: int) -> bytes:
 
 
 def told(value: bytes, datatype: int, allowed: int) -> tuple[bytes, int]:
-    """A kept value in a form that the client agreed on: inflated, and without its xattrs, where it did not."""
+    """A kept value in a form that the client agreed on: never with xattrs, and inflated where it must be."""
     if datatype & XATTR:
-        value, datatype = plain_value(value, datatype), datatype & ~SNAPPY
-        xattr_bytes = int.from_bytes(value[:4], "big")
-        value, datatype = value[4 + xattr_bytes :], datatype & ~XATTR
+        return body_of(value, datatype)[1], datatype & JSON & allowed
     if datatype & SNAPPY and not allowed & SNAPPY:
         value, datatype = inflate(value), datatype & ~SNAPPY
     return value, datatype & allowed

@@ -93,8 +93,3 @@ class VBucket:
         kept = {key: record for key, record in self.flushing.items() if key not in self.dirty}
         kept.update(self.dirty)
         self.dirty, self.flushing = kept, {}
-
-    def settle(self) -> None:
-        """What the writer had in hand is on disk."""
-        self.items.update(self.flushing)
-        self.flushing = {}

@@ -26,7 +26,6 @@ from headrace.wire.catalogue import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from headrace.node.bucket import Bucket
     from headrace.node.buckets import OpenBucket
     from headrace.node.session import Session
     from headrace.node.vbucket import VBucket
@@ -43,12 +42,12 @@ def _opened(session: Session) -> OpenBucket:
 def flush(session: Session, request: Flushing) -> Done | Awaitable[Done]:
     """Remove every item that is there now, one deletion each, so that streams and replicas see it go.
 
-    With a time it is done then, and answered at once.
+    With a time it is done then, and answered at once; one that was put off before is forgotten.
     """
     opened = _opened(session)
     if request.expiry:
-        delay = opened.bucket.until(request.expiry) - int(time.time())
-        session.services.later(max(0, delay), lambda: _flush_all(opened))
+        delay_s = max(0, opened.bucket.until(request.expiry) - int(time.time()))
+        opened.later(delay_s, lambda: _flush_all(opened))
         return answer(request, Done)
     return _flush_now(session, request)
 
@@ -62,35 +61,38 @@ async def _flush_now(session: Session, request: Flushing) -> Done:
 
 
 async def _flush_all(opened: OpenBucket) -> None:
-    bucket = opened.bucket
-    bucket.check_writable()
-    for vb in [vb for vb in bucket.vbuckets if vb is not None and vb.live_items]:
-        await _flush_vbucket(opened, vb)
+    opened.bucket.check_writable()
+    marks = [(vb, vb.high_seqno) for vb in opened.bucket.vbuckets if vb is not None and vb.live_items]
+    for vb, last in marks:
+        await _flush_vbucket(opened, vb, last)
 
 
-async def _flush_vbucket(opened: OpenBucket, vb: VBucket) -> None:
+async def _flush_vbucket(opened: OpenBucket, vb: VBucket, last: int) -> None:
     """Memory first, then what only the disk has; nothing that came after the flush."""
-    bucket, last = opened.bucket, vb.high_seqno
-    _remove_all(bucket, vb, [*vb.items, *vb.flushing, *vb.dirty], last)
+    keys = [*vb.items, *vb.flushing, *vb.dirty]
+    for start in range(0, len(keys), _KEYS_AT_ONCE):
+        await _remove(opened, vb, keys[start : start + _KEYS_AT_ONCE], last)
     after = b""
     while vb.live_items and vb.persisted_seqno:
-        with bucket.disk.reader.snapshot() as snapshot:
+        with opened.bucket.disk.reader.snapshot() as snapshot:
             found = snapshot.keys(vb.id, after=after, limit=_KEYS_AT_ONCE)
         if not found:
             return
         after = found[-1][0]
-        _remove_all(bucket, vb, [key for key, _ in found], last)
-        if bucket.waiting_bytes > bucket.limits.dirty_bytes_max:
-            await opened.flusher.on_disk()
-        else:
-            await asyncio.sleep(0)
+        await _remove(opened, vb, [key for key, _ in found], last)
 
 
-def _remove_all(bucket: Bucket, vb: VBucket, keys: list[bytes], last: int) -> None:
+async def _remove(opened: OpenBucket, vb: VBucket, keys: list[bytes], last: int) -> None:
+    """Remove some items, then let others be served, and the disk catch up where it must."""
+    bucket = opened.bucket
     for key in keys:
         record = bucket.live(vb, key)
         if record is not None and seqno_of(record) <= last:
             bucket.remove(vb, unpack(record))
+    if bucket.waiting_bytes > bucket.limits.dirty_bytes_max and not opened.flusher.stopped:
+        await opened.flusher.on_disk()
+    else:
+        await asyncio.sleep(0)
 
 
 @handles(StopPersistence, needs=Role.ADMIN)

@@ -9,7 +9,7 @@ from headrace.node.commands.items import bucket_of, check_key, rewritten
 from headrace.node.dispatch import answer, handles
 from headrace.node.refused import Refused, not_found
 from headrace.node.users import Role
-from headrace.node.values import JSON, plain_value
+from headrace.node.values import JSON, body_of
 from headrace.store.records import LIVE, Record, unpack
 from headrace.wire.catalogue import Counter, Counting, Decrement, DecrementQ, Increment, IncrementQ
 from headrace.wire.codes import Status
@@ -47,7 +47,7 @@ def count(session: Session, request: Counting) -> Counter:
 
 def _number(item: Record) -> int:
     # memcached pads a number that lost a digit with a space, and reads what strtoull reads.
-    text = plain_value(item.value, item.datatype).strip().removeprefix(b"+")
+    text = body_of(item.value, item.datatype)[1].strip().removeprefix(b"+")
     if not text.isdigit() or len(text) > _DIGITS_MAX or int(text) > _COUNTER_MAX:
         raise Refused(Status.DELTA_BAD_VALUE, "Non-numeric server-side value for incr or decr")
     return int(text)

@@ -9,7 +9,7 @@ from headrace.node.dispatch import answer, frame_infos, handles
 from headrace.node.limits import VALUE_BYTES_MAX
 from headrace.node.refused import Refused, not_found
 from headrace.node.users import Role
-from headrace.node.values import accepted, is_json, plain_value, told, too_big
+from headrace.node.values import JSON, XATTR, accepted, body_of, is_json, plain_value, told, too_big
 from headrace.store.records import LIVE, Record, unpack
 from headrace.wire.catalogue import (
     Add,
@@ -175,23 +175,25 @@ def extend(session: Session, request: Extending) -> Mutated:
     item = unpack(record)
     bucket.check_version(vb, request.key, item.cas, request.cas)
     datatype = accepted(request.value, request.datatype, session.datatypes)
-    more, value = plain_value(request.value, datatype), plain_value(item.value, item.datatype)
-    whole = value + more if type(request) in _BEHIND else more + value
-    if len(whole) > VALUE_BYTES_MAX:
-        raise too_big()
-    changed = bucket.replace(vb, rewritten(item, whole))
+    more, (_, body) = plain_value(request.value, datatype), body_of(item.value, item.datatype)
+    changed = bucket.replace(vb, rewritten(item, body + more if type(request) in _BEHIND else more + body))
     return mutated(session, request, vb, changed.cas)
 
 
-def rewritten(item: Record, value: bytes) -> Record:
-    """An item with another value, as the next version of it."""
-    return item._replace(value=value, datatype=int(is_json(value)), rev_seqno=item.rev_seqno + 1, cas=Cas(0))
+def rewritten(item: Record, body: bytes) -> Record:
+    """An item with another body, as the next version of it; its xattrs stay."""
+    xattrs, _ = body_of(item.value, item.datatype)
+    if len(xattrs) + len(body) > VALUE_BYTES_MAX:
+        raise too_big()
+    datatype = (XATTR if xattrs else 0) | (JSON if is_json(body) else 0)
+    return item._replace(value=xattrs + body, datatype=datatype, rev_seqno=item.rev_seqno + 1, cas=Cas(0))
 
 
 @handles(Touch, needs=Role.WRITE)
 def touch(session: Session, request: Touching) -> Touched:
     """Give an item a new expiry."""
     bucket = bucket_of(session)
+    check_key(request.key)
     vb, item = bucket.item(request.vbucket, request.key)
     item = _touched(bucket, vb, item, request.expiry)
     return answer(request, Touched, cas=item.cas)
@@ -201,6 +203,7 @@ def touch(session: Session, request: Touching) -> Touched:
 def get_and_touch(session: Session, request: Touching) -> Item:
     """Give an item, and it a new expiry."""
     bucket = bucket_of(session)
+    check_key(request.key)
     vb, item = _counted_item(bucket, request)
     item = _touched(bucket, vb, item, request.expiry)
     return told_item(session, request, vb, item)

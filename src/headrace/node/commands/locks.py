@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.ids import Cas
-from headrace.node.commands.items import bucket_of, told_item
+from headrace.node.commands.items import bucket_of, check_key, told_item
 from headrace.node.dispatch import answer, handles
 from headrace.node.limits import LOCK_S_DEFAULT, LOCK_S_MAX
 from headrace.node.refused import Refused
@@ -27,6 +27,7 @@ def _locked(session: Session) -> Refused:
 def get_locked(session: Session, request: GetLocked) -> Item:
     """Give an item and lock it. The CAS in the answer is the lock's alone; the item keeps its own."""
     bucket = bucket_of(session)
+    check_key(request.key)
     vb, item = bucket.item(request.vbucket, request.key)
     if bucket.lock_of(vb, request.key) is not None:
         raise _locked(session)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from headrace.node.session import Session
 
 _CAS_MAX = 0xFFFF_FFFF_FFFF_FFFE
+_REVISION_MAX = 0x7FFF_FFFF_FFFF_FFFF
+"""Every change adds one: the largest number would leave no next one."""
 _WITH_DATATYPE = 2
 
 
@@ -64,7 +66,9 @@ def set_with_meta(session: Session, request: StoringWithMeta) -> Mutated:
 def delete_with_meta(session: Session, request: StoringWithMeta) -> Mutated:
     """Leave a tombstone as it is elsewhere, unless what is here is newer."""
     expired = (request.options or 0) & WithMetaOption.IS_EXPIRATION
-    return _write(session, request, opcode=EXPIRED if expired else DELETED, datatype=request.datatype & XATTR)
+    datatype = accepted(request.value, request.datatype, JSON | SNAPPY | XATTR)
+    kept = datatype & (SNAPPY | XATTR) if datatype & XATTR else 0  # of a value, only xattrs outlive it
+    return _write(session, request, opcode=EXPIRED if expired else DELETED, datatype=kept)
 
 
 def _write(session: Session, request: StoringWithMeta, *, opcode: int, datatype: int) -> Mutated:
@@ -73,6 +77,8 @@ def _write(session: Session, request: StoringWithMeta, *, opcode: int, datatype:
     options = WithMetaOption(request.options or 0)
     if not 0 < request.item_cas <= _CAS_MAX:
         raise Refused(Status.KEY_EXISTS, f"{request.item_cas} is no CAS of an item")
+    if request.rev_seqno > _REVISION_MAX:
+        raise Refused(Status.INVALID, f"{request.rev_seqno} is no revision of an item: at most {_REVISION_MAX}")
     vb = bucket.active(request.vbucket)
     live = opcode == LIVE
     new = Record(
@@ -99,7 +105,6 @@ def _write(session: Session, request: StoringWithMeta, *, opcode: int, datatype:
         new = new._replace(cas=Cas(0))
     else:
         bucket.clock.see(request.item_cas)
-    bucket.locks.pop((vb.id, request.key), None)
     changed = bucket.replace(vb, new)
     return mutated(session, request, vb, changed.cas)
 

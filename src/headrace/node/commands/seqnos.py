@@ -34,7 +34,7 @@ PERSISTENCE_S_MAX = 30.0
 _NOT_DEAD = frozenset({State.ACTIVE, State.REPLICA, State.PENDING})
 
 
-@handles(GetAllVBSeqnos, needs=Role.READ)
+@handles(GetAllVBSeqnos, needs=Role.READ, also=Role.STREAM)
 def all_seqnos(session: Session, request: GetAllVBSeqnos) -> Seqnos:
     """Give the high seqno of every vbucket, or of those in a state."""
     if request.collection:
@@ -48,7 +48,7 @@ def all_seqnos(session: Session, request: GetAllVBSeqnos) -> Seqnos:
     return answer(request, Seqnos, seqnos=tuple(VBucketSeqno(vb.id, Seqno(vb.high_seqno)) for vb in there))
 
 
-@handles(ObserveSeqno, needs=Role.READ)
+@handles(ObserveSeqno, needs=Role.READ, also=Role.STREAM)
 def observe(session: Session, request: ObserveSeqno) -> Observed:
     """Tell how far a branch is; and, for an old one, where it ended."""
     vb = bucket_of(session).vbucket(request.vbucket)
@@ -66,7 +66,7 @@ def observe(session: Session, request: ObserveSeqno) -> Observed:
     return answer(request, Observed, **known, old_vbuuid=request.vbuuid, last_seqno=ended)
 
 
-@handles(SeqnoPersistence, needs=Role.READ)
+@handles(SeqnoPersistence, needs=Role.READ, also=Role.STREAM)
 async def seqno_persistence(session: Session, request: SeqnoPersistence) -> Done:
     """Answer when a seqno is on disk; a temporary failure when that takes too long."""
     vb = bucket_of(session).vbucket(request.vbucket)
@@ -80,7 +80,7 @@ async def seqno_persistence(session: Session, request: SeqnoPersistence) -> Done
     return answer(request, Done)
 
 
-@handles(GetFailoverLog, needs=Role.READ)
+@handles(GetFailoverLog, needs=Role.READ, also=Role.STREAM)
 def failover_log(session: Session, request: GetFailoverLog) -> FailoverLog:
     """Give the failover log of a vbucket."""
     vb = bucket_of(session).vbucket(request.vbucket)

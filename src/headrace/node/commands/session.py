@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 VERSION = b"7.2.4-0000-headrace"
 """Clients read the number: below 5.5 they would ask for less than there is."""
 
+FAILED_LOGINS_MAX = 10
+"""After so many a client has to connect again to guess on."""
 _AGENT_CHARS_MAX = 256
 
 log = logging.getLogger("headrace.node.session")
@@ -73,7 +75,8 @@ def authenticate(session: Session, request: Authenticating) -> Text | Awaitable[
 
 
 async def _authenticate_in_thread(session: Session, request: Authenticating) -> Text:
-    outcome = await asyncio.to_thread(session.sasl.auth, request.mechanism, request.challenge)
+    async with session.services.logins:
+        outcome = await asyncio.to_thread(session.sasl.auth, request.mechanism, request.challenge)
     return _told(session, request, outcome)
 
 
@@ -88,6 +91,8 @@ def _told(session: Session, request: Authenticating, outcome: Outcome) -> Text:
         return answer(request, Text, status=Status.AUTH_CONTINUE, value=outcome.data)
     if isinstance(outcome, Failure):
         session.services.counts.refused_logins += 1
+        session.failed_logins += 1
+        session.close_after_reply = session.failed_logins >= FAILED_LOGINS_MAX
         log.warning("a login was refused", extra={"peer": session.peer, "user": outcome.name, "why": outcome.reason})
         raise Refused(Status.AUTH_ERROR, "Auth failure")
     session.authenticated(outcome.user)

@@ -24,7 +24,7 @@ _ENTRIES_AT_ONCE = 500
 _NAME_CHARS_MAX = 100
 
 
-@handles(Stat, needs=Role.READ)
+@handles(Stat, needs=Role.READ, also=Role.STREAM)
 async def stat(session: Session, request: Stat) -> None:
     """Give a group of statistics, and an empty entry at its end."""
     name, _, argument = request.key.decode(errors="replace").partition(" ")

@@ -43,7 +43,7 @@ async def set_vbucket(session: Session, request: SetVBucket) -> Done:
     return answer(request, Done)
 
 
-@handles(GetVBucket, needs=Role.READ)
+@handles(GetVBucket, needs=Role.READ, also=Role.STREAM)
 def get_vbucket(session: Session, request: GetVBucket) -> VBucketStateReply:
     """Tell the state of a vbucket."""
     return answer(request, VBucketStateReply, state=bucket_of(session).vbucket(request.vbucket).state)
@@ -56,5 +56,6 @@ async def delete_vbucket(session: Session, request: DeleteVBucket) -> Done:
     if vb.state is not State.DEAD:
         raise Refused(Status.NOT_MY_VBUCKET)
     assert session.opened is not None
-    await session.opened.flusher.delete_vbucket(vb)
+    if not await session.opened.flusher.delete_vbucket(vb):
+        raise Refused(Status.NOT_MY_VBUCKET)
     return answer(request, Done)
