@@ -139,7 +139,7 @@ class StoreWriter:
             _, added = txn.cursor(handles.by_seqno[vbucket]).putmulti(by_seqno, append=True)
             if added != len(by_seqno):
                 raise StoreError(f"vbucket {vbucket} has a record at or behind seqno {_seqno(by_seqno[0][0])} already")
-            key_cursor.putmulti([(one, by_key[one]) for one in keys])
+            key_cursor.putmulti(list(zip(keys, map(by_key.__getitem__, keys), strict=True)))
             self._index(txn, vbucket, timed)
         txn.put(key, layout.encode_vbucket(merged(before, change.now)), db=handles.vbuckets)
 
