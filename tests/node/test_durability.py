@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import HeadraceError
 from headrace.ids import Seqno, VBucketId
-from headrace.node import Node, NodeLimits
+from headrace.node import Node, NodeLimits, runs
 from headrace.store import Changes, LmdbReader, StoreError
 from headrace.store.records import EXPIRED, Record, unpack
 from headrace.wire.catalogue import (
@@ -21,14 +21,17 @@ from headrace.wire.catalogue import (
     Flush,
     FlushQ,
     Get,
+    GetMeta,
     Increment,
     Item,
+    Meta,
     Mutated,
     Noop,
     SeqnoPersistence,
     Set,
     SetQ,
     SetVBucket,
+    SetWithMeta,
     StopPersistence,
     Text,
 )
@@ -286,3 +289,34 @@ def test_a_node_is_told_who_has_its_directory(data: Path):
         finally:
             module.LOCK_WAIT_S = wait_s
         assert talk.status(Noop()) == Status.SUCCESS
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_memory_forgot_the_disk_has(data: Path, again: bool):
+    """However an item was written, it is found on disk when memory has dropped it, and its next version counts on."""
+    runs.load()
+    limits = NodeLimits(resident_bytes_max=0)
+    writes = [
+        SetQ(key=b"run", value=b"\x00"),
+        Set(key=b"set", value=b"\x00"),
+        Set(key=b"json", value=b"{}"),
+        Add(key=b"add", value=b"\x00"),
+        Increment(key=b"count", delta=1),
+        SetWithMeta(key=b"meta", value=b"\x00", rev_seqno=1, item_cas=7),
+    ]
+    keys = [b"run", b"set", b"json", b"add", b"count", b"meta"]
+    with Node(vbuckets=1, data=data, limits=limits) as node, Talk(node) as talk:
+        talk.send(*writes, Noop())
+        for _ in writes:
+            talk.receive()
+        talk.get(SeqnoPersistence(seqno=Seqno(len(writes))), Done)
+        wait_until(lambda: not (on_loop(node, lambda: opened(node).bucket.vbucket(0).items)))
+        if again:
+            for key in keys:
+                talk.send(SetQ(key=key, value=b"\x00again"))
+            talk.get(SeqnoPersistence(seqno=Seqno(2 * len(writes))), Done)
+        for key in keys:
+            assert talk.status(Get(key=key)) == Status.SUCCESS
+            assert talk.get(GetMeta(key=key), Meta).rev_seqno == 1 + again
+            assert talk.status(Add(key=key, value=b"x")) == Status.KEY_EXISTS
+        assert talk.stats()["curr_items"] == str(len(writes))
