@@ -23,7 +23,7 @@ LOCK_S_MAX = 30
 class NodeLimits:
     """What one node takes in before it slows its clients down or turns them away."""
 
-    connections_max: int = 20_000
+    connections_max: int = 10_000
     """How many clients may be connected; one more is turned away at once."""
     body_bytes_max: int = BODY_BYTES_MAX
     """The largest message; a header that announces more ends the connection before anything is read."""
