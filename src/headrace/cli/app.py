@@ -85,6 +85,10 @@ def main() -> None:
         app(prog_name="headrace")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    except RuntimeError as error:  # Python wraps what hits it while it makes a class
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            sys.exit(EXIT_INTERRUPTED)
+        raise
     except OSError as error:  # a command has a seam of its own: this is help or the version on a full disk
         if not _is_of_output(error):  # or a fault of ours
             say(f"headrace: {error}")

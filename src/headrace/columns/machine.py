@@ -68,6 +68,8 @@ class Program:
     name: str
     module: str
     entries: tuple[str, ...]
+    made_of: tuple[str, ...] = ()
+    """Other modules whose numbers are compiled in."""
 
 
 COLUMNS = Program("kernel", "headrace.columns.kernel", ("scan", "fill"))
@@ -127,9 +129,9 @@ def _compile(program: Program, target: Any) -> tuple[dict[str, str], bytes]:
 def fingerprint(program: Program = COLUMNS) -> str:
     """Name everything that the machine code depends on."""
     here = Path(__file__).parent
-    own = here.parents[1].joinpath(*program.module.split(".")).with_suffix(".py")
-    shared = [here.parent / "wire" / "limits.py", here.parent / "wire" / "codes.py"]
-    sources = sorted({*here.glob("*.py"), *shared, own})
+    modules = (program.module, *program.made_of, "headrace.wire.limits", "headrace.wire.codes")
+    named = [here.parents[1].joinpath(*module.split(".")).with_suffix(".py") for module in modules]
+    sources = sorted({*here.glob("*.py"), *named})
     digest = hashlib.sha256()
     for part in (
         platform.python_version(),

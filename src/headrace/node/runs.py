@@ -172,11 +172,13 @@ def load() -> None:
     """Load the compiled loop, once a process; the first time on a machine that takes seconds."""
     from headrace.columns.machine import Program, load_program  # noqa: PLC0415 - not before the node serves
 
+    made_of = ("headrace.node.runs", "headrace.node.limits", "headrace.store.records", "headrace.wire.catalogue")
+    program = Program("runs", "headrace.node.runs_kernel", ("take",), made_of)
     with _LOADING:
         if _LOADED:
             return
         try:
-            (take,), engine = load_program(Program("runs", "headrace.node.runs_kernel", ("take",)))
+            (take,), engine = load_program(program)
         except Exception:
             log.exception("sets are served without the compiled loop")
             return
