@@ -222,7 +222,7 @@ def test_start_and_stop_are_told(caplog: pytest.LogCaptureFixture, tmp_path: Pat
         "users": "no",
         "tls": "no",
     }
-    assert first["connections_max"] == 20_000
+    assert first["connections_max"] == 10_000
     assert first["files_max"] > 0
     assert (last["msg"], last["clean"]) == ("the node stopped", "yes")
     assert last["took_s"] >= 0
