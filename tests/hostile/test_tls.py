@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import random
-import shutil
 import ssl
-import subprocess
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import pytest
-
 from headrace.client import KvConnection
 from headrace.wire import encode
 from headrace.wire.catalogue import Noop
+from tests.certificates import certificate
 from tests.hostile.witness import RSS_BYTES_MAX, dial, read_to_end, say, serving, witnessed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 CLIENT_HELLO = bytes.fromhex("16030100a5010000a10303")
-
-
-def certificate(directory: Path) -> tuple[Path, Path]:
-    """A certificate for this machine that signs itself, and its key."""
-    program = shutil.which("openssl")
-    if program is None:
-        pytest.skip("needs openssl to make a certificate")
-    cert, key = directory / "cert.pem", directory / "key.pem"
-    command = [program, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-    subprocess.run([*command, *names, "-out", cert, "-keyout", key], check=True, capture_output=True)
-    return cert, key
 
 
 def test_plain_bytes_at_a_tls_port(tmp_path: Path) -> None:
