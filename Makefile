@@ -40,10 +40,10 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/pip
 system-deps:
 	@tools/system-deps
 
-test: lint docs-check ## Lint, check the generated docs, run the tests; wire and history must be wholly covered
+test: lint docs-check ## Lint, check the generated docs, run the tests; wire, history and protocol must be wholly covered
 	$(BIN)/pytest -n $(WORKERS) --hypothesis-profile=ci --cov=headrace --cov-branch --cov-report=
 	$(BIN)/coverage report
-	$(BIN)/coverage report --include='src/headrace/wire/*,src/headrace/history/*' --fail-under=100
+	$(BIN)/coverage report --include='src/headrace/wire/*,src/headrace/history/*,src/headrace/protocol/*' --fail-under=100
 
 lint: setup ## ruff, mypy, import-linter
 	$(BIN)/ruff check

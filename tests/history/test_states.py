@@ -12,7 +12,7 @@ from headrace.wire.codes import StreamEndReason, VBucketState
 from tests.history.exchanges import Line, lines, paths
 
 ACTIVE, REPLICA, PENDING, DEAD = State
-TAKEOVER_STEPS = {(REPLICA, PENDING), (PENDING, PENDING), (PENDING, ACTIVE), (ACTIVE, DEAD)}
+TAKEOVER_STEPS = {(REPLICA, PENDING), (PENDING, PENDING), (PENDING, ACTIVE), (ACTIVE, DEAD), (DEAD, ACTIVE)}
 OPENED_AFTER_A_KILL = {"after", "after2"}
 """The connections of 04_failover_log_crash_rollback that are the first to a server that was killed before."""
 

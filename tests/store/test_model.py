@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from headrace.ids import Cas, Seqno, VBucketId
+from headrace.ids import Cas, Seqno, VBucketId, VbUuid
 from headrace.store import (
     Changes,
     DictStore,
@@ -24,6 +24,7 @@ from headrace.store import (
     Writer,
     WriterProcess,
     open_store,
+    undo,
 )
 from tests.store.builders import ACTIVE, UUID, changes, dead, live
 from tests.store.consistency import assert_consistent, assert_same
@@ -75,7 +76,8 @@ class Machine(RuleBasedStateMachine):
             self.close()
         shutil.rmtree(self.directory)
 
-    def changes_of(self, number: int, drawn: list[tuple[bytes, str, int, int]]) -> Changes:
+    def changes_of(self, number: int, drawn: list[tuple[bytes, str, int, int]], rest: int = 0) -> Changes:
+        """What a vbucket gets, as the oracle stands; `rest` is how much is missing from its snapshot."""
         vbucket = VBucketId(number)
         with self.oracle.snapshot() as snapshot:
             before = snapshot.vbucket(vbucket) or VBucketRecord(state=ACTIVE, failover_log=((UUID, Seqno(0)),))
@@ -88,13 +90,50 @@ class Machine(RuleBasedStateMachine):
             else:
                 records.append(dead(vbucket, seqno, key, at=when, expired=kind == "expired"))
         now = replace(before, high_seqno=seqno, cas_max=Cas(2**64 - 1), live_items=len(records), purge_seqno=Seqno(0))
+        if before.is_whole:
+            now = replace(now, whole_seqno=before.high_seqno)
+        if rest:
+            now = replace(now, snapshot_start=now.whole_seqno, snapshot_end=Seqno(seqno + rest))
+        else:
+            now = replace(now, snapshot_start=seqno, snapshot_end=seqno, whole_seqno=seqno)
         return Changes(vbucket=vbucket, records=records, now=now)
 
-    @rule(drawn=st.lists(of_vbucket, max_size=3, unique_by=lambda one: one[0]))
-    def write(self, drawn: list[tuple[int, list[tuple[bytes, str, int, int]]]]) -> None:
-        all_changes = [self.changes_of(number, of) for number, of in drawn]
+    @rule(drawn=st.lists(of_vbucket, max_size=3, unique_by=lambda one: one[0]), rest=st.sampled_from([0, 0, 0, 1]))
+    def write(self, drawn: list[tuple[int, list[tuple[bytes, str, int, int]]]], rest: int) -> None:
+        all_changes = [self.changes_of(number, of, rest) for number, of in drawn]
         self.writer.write(all_changes)
         self.oracle.write(all_changes)
+        self.compare()
+
+    @rule(vbucket=vbuckets, drawn=st.lists(st.lists(one_change, min_size=1, max_size=1), min_size=3, max_size=6))
+    def write_often(self, vbucket: int, drawn: list[list[tuple[bytes, str, int, int]]]) -> None:
+        for of in drawn:
+            one = [self.changes_of(vbucket, of)]
+            self.writer.write(one)
+            self.oracle.write(one)
+        self.compare()
+
+    @rule(vbucket=vbuckets, back=st.integers(-1, 12), branches=st.integers(0, 3))
+    def rollback(self, vbucket: int, back: int, branches: int) -> None:
+        with self.oracle.snapshot() as snapshot:
+            before = snapshot.vbucket(VBucketId(vbucket))
+        if before is None:
+            for writer in (self.writer, self.oracle):
+                with pytest.raises(StoreError, match="cannot be rolled back"):
+                    writer.rollback(VBucketId(vbucket), 0)
+            return
+        if branches:
+            log = tuple((VbUuid(100 + one), Seqno(before.high_seqno - one)) for one in range(branches))
+            log = tuple(branch for branch in log if branch[1] > 0) or ((UUID, Seqno(0)),)
+            one = Changes(vbucket=VBucketId(vbucket), records=[], now=replace(before, failover_log=log))
+            self.writer.write([one])
+            self.oracle.write([one])
+        to = max(0, before.high_seqno - back)
+        reached = self.writer.rollback(VBucketId(vbucket), to)
+        assert reached == self.oracle.rollback(VBucketId(vbucket), to)
+        assert reached.high_seqno <= to
+        assert reached.is_whole
+        assert self.writer.rollback(VBucketId(vbucket), to) == reached
         self.compare()
 
     @rule(vbucket=vbuckets, first=one_change)
@@ -167,8 +206,21 @@ class Machine(RuleBasedStateMachine):
     def compare(self) -> None:
         with self.reader.snapshot() as snapshot, self.oracle.snapshot() as oracle:
             assert_same(snapshot, oracle)
+            for vbucket, record in oracle.vbuckets().items():
+                for after in {0, record.high_seqno // 2, record.high_seqno}:
+                    self.compare_backfill(oracle, vbucket, after)
         for _, snapshot, then in self.kept:
             assert_same(snapshot, then)
+
+    def compare_backfill(self, oracle: DictSnapshot, vbucket: VBucketId, after: int) -> None:
+        """A backfill is the same records, in one piece."""
+        backfill = self.reader.backfill(vbucket, after)
+        assert backfill.vbucket == oracle.vbucket(vbucket)
+        blocks = []
+        while block := backfill.block(200):
+            blocks.append(block)
+        assert b"".join(blocks) == b"".join(oracle.records(vbucket, first=after + 1))
+        backfill.close()
 
 
 class OneProcess(Machine):
@@ -179,8 +231,24 @@ class TwoProcesses(Machine):
     in_child = True
 
 
+class LittleHistory(OneProcess):
+    """With so little room for undoing that it is always full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(undo, "ENTRIES_MAX", 4)
+        self.patch.setattr(undo, "STORE_BYTES_MAX", 900)
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.patch.undo()
+
+
 TestOneProcess = OneProcess.TestCase
 TestOneProcess.settings = settings(max_examples=40, stateful_step_count=30)
+TestLittleHistory = LittleHistory.TestCase
+TestLittleHistory.settings = settings(max_examples=40, stateful_step_count=30)
 TestTwoProcesses = TwoProcesses.TestCase
 TestTwoProcesses.settings = settings(max_examples=8, stateful_step_count=20)
 

@@ -64,7 +64,10 @@ MEANINGS = {
     "vb_N:num_entries": "branches in the failover log",
     "vb_N:I:id": "uuid of a branch, the newest first",
     "vb_N:I:seq": "the seqno at which it began",
-    "ep_dcp_count": "DCP connections: none is served yet",
+    "eq_dcpq:NAME:STAT": "of the connection of that name: `type`, `dialect`, `max_buffer_bytes`, `unacked_bytes`, "
+    "`total_bytes_sent`, `total_acked_bytes`, `paused` (its window is full), and of each stream `stream_N_opaque`, "
+    "`stream_N_state`, `stream_N_last_sent_seqno`, `stream_N_end_seqno`",
+    "ep_dcp_count": "connections that were opened for streams",
     "ep_tap_count": "TAP connections: none is served yet",
     "uuid": "uuid of the bucket",
     "headrace_resident_bytes": "memory for items that are on disk, too",
@@ -84,7 +87,7 @@ MEANINGS = {
     "num_vbuckets": "vbuckets of the bucket",
     "headrace_sync": "`behind` or `every-write`",
 }
-_PLACES = {"vb.id": "N", "index": "I", "state.name.lower()": "STATE"}
+_PLACES = {"vb.id": "N", "index": "I", "state.name.lower()": "STATE", "end.name": "NAME", "name": "STAT"}
 
 
 def stats_page() -> str:

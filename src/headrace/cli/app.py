@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace import __version__
+from headrace.cli.chaos import chaos
 from headrace.cli.explain import EPILOG, explain
 from headrace.cli.items import DELETE_EXAMPLES, GET_EXAMPLES, SET_EXAMPLES, delete, epilog, get, set_
 from headrace.cli.load import EPILOG as LOAD_EPILOG
@@ -51,6 +52,7 @@ app.command("set", epilog=epilog(SET_EXAMPLES))(set_)
 app.command("delete", epilog=epilog(DELETE_EXAMPLES))(delete)
 app.command(epilog=LOAD_EPILOG)(load)
 app.add_typer(user, name="user")
+app.add_typer(chaos, name="chaos")
 
 
 def _open_standard_streams() -> None:

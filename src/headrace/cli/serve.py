@@ -57,6 +57,7 @@ async def _serve(options: NodeOptions) -> None:
         if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
             loop.add_signal_handler(number, told, number)
     async with AsyncNode(options) as node:
+        node.services.owns_process = True
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         gc.freeze()  # what is there now stays: the collector need not look at it again
         try:

@@ -9,41 +9,27 @@ Calls block, and one thread at a time may use a connection. After an error that 
 from __future__ import annotations
 
 import dataclasses
-import secrets
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from headrace import __version__
 from headrace.client.address import Address
-from headrace.client.errors import (
-    AuthFailedError,
-    ServerAnswerError,
-    StatusError,
-    UnknownCommandError,
-    error_of,
-)
+from headrace.client.errors import ServerAnswerError, StatusError, UnknownCommandError, error_of
+from headrace.client.opening import DEFAULT_BUCKET, Login, Steps, opening
 from headrace.client.transport import Transport
 from headrace.client.vbuckets import count_vbuckets, vbucket_of
 from headrace.errors import LocalProtocolError, RemoteProtocolError
 from headrace.ids import Cas, Opaque, VBucketId
-from headrace.scram import HASHES, ScramClient, ScramError
 from headrace.wire import Response, decode, encode
 from headrace.wire.catalogue import (
     Delete,
     ErrorReply,
     Get,
     GetClusterConfig,
-    Hello,
-    HelloReply,
     Item,
     Mutated,
-    SaslAuth,
-    SaslListMechs,
-    SaslStep,
-    SelectBucket,
     Set,
     Text,
 )
-from headrace.wire.codes import Feature, Status
+from headrace.wire.codes import Feature
 from headrace.wire.limits import KEY_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -54,7 +40,6 @@ if TYPE_CHECKING:
 
     R = TypeVar("R", bound=Response)
 
-DEFAULT_BUCKET = "default"
 TIMEOUT_S = 10.0
 FEATURES = (Feature.MUTATION_SEQNO, Feature.SELECT_BUCKET, Feature.JSON)
 """What hello asks for: what is used here, and no more."""
@@ -200,57 +185,27 @@ class KvConnection:
     # -- opening
 
     def _open(self, username: str | None, password: str | None) -> None:
-        self._hello()
-        if username is not None and password is not None:
-            self._authenticate(username, password)
-        if Feature.SELECT_BUCKET in self.features:
-            self.request(SelectBucket(name=self.bucket.encode()), asked=f"bucket {self.bucket} at {self.address}")
-        elif self.bucket != DEFAULT_BUCKET:
-            raise error_of(f"bucket {self.bucket} at {self.address}", Status.NOT_SUPPORTED, b"it has no buckets")
+        login = Login(address=self.address, bucket=self.bucket, username=username, password=password)
+        self.features = self._go_through(opening(login, FEATURES))
         try:
             config = self._expect(Text, GetClusterConfig(), asked=f"the cluster config of {self.address}")
         except UnknownCommandError:
             return
         self.vbuckets = count_vbuckets(config.value, source=str(self.address))
 
-    def _hello(self) -> None:
+    def _go_through(self, steps: Steps) -> Any:
+        """Ask what the steps ask, and tell them what was answered."""
         try:
-            # Empty at first: memcached 1.6 never answers an unknown command that has a body. It waits for more bytes,
-            # and takes the next request for them.
-            self._expect(HelloReply, Hello())
-        except UnknownCommandError:
-            return
-        granted = self._expect(HelloReply, Hello(agent=f"headrace/{__version__}".encode(), features=FEATURES))
-        self.features = frozenset(granted.features)
-
-    def _authenticate(self, username: str, password: str) -> None:
-        asked = f"user {username} at {self.address}"
-        try:
-            offered = self._expect(Text, SaslListMechs(), asked=asked).value.decode(errors="replace").split()
-        except UnknownCommandError as error:
-            raise AuthFailedError(asked, error.status, "the server has no users") from None
-        found = [mechanism for mechanism in HASHES if mechanism in offered]
-        try:
-            if found:
-                self._scram(found[0], username, password, asked)
-            elif "PLAIN" in offered and self.address.tls:
-                challenge = b"\0".join((b"", username.encode(), password.encode()))
-                self._expect(Text, SaslAuth(mechanism=b"PLAIN", challenge=challenge), asked=asked)
-            else:
-                hidden = "; PLAIN would show the password to the network, so it needs TLS" if "PLAIN" in offered else ""
-                raise AuthFailedError(asked, Status.AUTH_ERROR, f"no mechanism that both know{hidden}")
-        except ScramError as error:
-            raise AuthFailedError(asked, Status.AUTH_ERROR, str(error)) from None
-
-    def _scram(self, mechanism: str, username: str, password: str, asked: str) -> None:
-        nonce = secrets.token_urlsafe(24).encode()
-        client = ScramClient(mechanism, username=username, password=password, nonce=nonce)
-        first = self._expect(Text, SaslAuth(mechanism=mechanism.encode(), challenge=client.first()), asked=asked)
-        if first.status != Status.AUTH_CONTINUE:  # let in unseen: whoever it is, it did not know the password
-            raise AuthFailedError(asked, first.status, "the server did not show that it knows the password")
-        final = client.final(first.value)
-        last = self._expect(Text, SaslStep(mechanism=mechanism.encode(), challenge=final), asked=asked)
-        client.check(last.value)
+            ask = next(steps)
+            while True:
+                try:
+                    reply = self._expect(ask.kind, ask.message, asked=ask.asked)
+                except StatusError as error:
+                    ask = steps.throw(error)
+                else:
+                    ask = steps.send(reply)
+        except StopIteration as done:
+            return done.value
 
 
 def _checked(key: bytes) -> bytes:

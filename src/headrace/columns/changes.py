@@ -82,6 +82,10 @@ class Positions:
         """Say which branch the next rows of a vbucket belong to, from the failover log that its stream began with."""
         self.table[s.P_VBUUID, vbucket] = signed(vbuuid)
 
+    def snapshot_end(self, vbucket: VBucketId) -> int:
+        """Where the last snapshot ends that a marker announced; 0 before the first."""
+        return int(self.table[s.P_END, vbucket])
+
     def forget(self, vbucket: VBucketId) -> None:
         """Forget a vbucket's snapshot: its stream ended or starts anew."""
         self.table[s.P_START : s.P_TYPE, vbucket] = 0

@@ -79,6 +79,8 @@ TRANSITIONS: Mapping[tuple[State, Cause, State], Transition] = MappingProxyType(
         (State.PENDING, Cause.TAKEOVER, State.PENDING): _NOTHING,
         (State.PENDING, Cause.TAKEOVER, State.ACTIVE): _ENDS,
         (State.ACTIVE, Cause.TAKEOVER, State.DEAD): _ENDS,
+        # A takeover that ended before its consumer was told to be active: nothing was accepted meanwhile.
+        (State.DEAD, Cause.TAKEOVER, State.ACTIVE): _ENDS,
         # Even with nothing lost: after a kill, nobody can know. Only an active vbucket makes history.
         (State.ACTIVE, Cause.UNCLEAN_STOP, State.ACTIVE): _BRANCHES,
         (State.REPLICA, Cause.UNCLEAN_STOP, State.REPLICA): _NOTHING,

@@ -1,8 +1,9 @@
 """One bucket: its vbuckets, the way to an item, and the one way in which an item changes.
 
 Every change of every command ends in `put`, which gives memory the new record and leaves it to the flusher to bring it
-to disk. Memory is never asked to hold more than `NodeLimits` says: what is on disk may be dropped from it at any time.
-Nothing here waits; what must wait for the disk is in flusher.py.
+to disk. What a replica is sent comes snapshot by snapshot (`begin_snapshot`, `apply`, `end_snapshot`). Memory is never
+asked to hold more than `NodeLimits` says: what is on disk may be dropped from it at any time. Nothing here waits; what
+must wait for the disk is in flusher.py.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import secrets
 from array import array
 from typing import TYPE_CHECKING, NoReturn
 
-from headrace.history import FailoverLog, State
+from headrace.errors import LocalProtocolError
+from headrace.history import Cause, FailoverLog, State, Transition, transition
 from headrace.ids import Cas, Seqno, VBucketId, VbUuid
 from headrace.node.clock import CasClock
 from headrace.node.limits import RELATIVE_EXPIRY_S_MAX, NodeLimits
 from headrace.node.refused import Refused, exists, not_found
 from headrace.node.runs import Runs, kernel
 from headrace.node.seen import SEEN_MASK, SEEN_SLOTS
-from headrace.node.vbucket import VBucket
+from headrace.node.vbucket import VBucket, append_newer
 from headrace.store import StoreError, VBucketRecord
 from headrace.store.records import (
     DELETED,
@@ -26,7 +28,10 @@ from headrace.store.records import (
     LIVE,
     OPCODE_AT,
     Record,
+    cas_of,
     expiry_of,
+    key_of,
+    seqno_of,
     unpack,
 )
 from headrace.wire.codes import Status
@@ -71,10 +76,19 @@ class Bucket:
         """Rises with every change of what the cluster map tells."""
         self.dirty_bytes = 0
         self.flushing_bytes = 0
+        self.partial_bytes = 0
+        """What replicas hold back until their snapshots are whole."""
         self.resident_bytes = 0
+        self.recent_bytes = 0
         self.dirty_vbuckets: dict[int, VBucket] = {}
         self.wake: Callable[[], None] = lambda: None
         """Called when there is something to flush; the flusher sets it."""
+        self.hurry: Callable[[], None] = lambda: None
+        """Called when what there is to flush should not wait for company; the flusher sets it."""
+        self.change_watchers: set[Callable[[], None]] = set()
+        """Called when items have changed: streams look then for what is new."""
+        self.state_watchers: list[Callable[[VBucket, Transition], None]] = []
+        """Called when the state of a vbucket was set, when it was rolled back, and when it is gone."""
         kept = disk.vbuckets()
         self.seen: bytearray | None = None if any(one.high_seqno for one in kept.values()) else bytearray(SEEN_SLOTS)
         """A byte for each slot of a key's hash: 0 says that the disk has no such key. None says nothing."""
@@ -115,28 +129,83 @@ class Bucket:
         """Make a vbucket that is empty, and leave it to the flusher."""
         log = FailoverLog.new(new_vbuuid())
         entries = tuple((branch.vbuuid, branch.seqno) for branch in log)
-        vb = VBucket(vb_id, VBucketRecord(state=state, failover_log=entries), self.seqnos)
+        vb = VBucket(vb_id, VBucketRecord(state=state, failover_log=entries), self.seqnos, is_new=True)
         self.vbuckets[vb_id] = vb
         self.touch_vbucket(vb)
         return vb
+
+    def set_state(self, vb: VBucket, state: State, cause: Cause) -> Transition:
+        """Change the state of a vbucket: the one place that does. Begins a new branch where the change asks for one.
+
+        What a replica has of an unfinished snapshot is dropped when it becomes active. A spilled snapshot is partly on
+        disk and must have been rolled back by then (`Flusher.roll_back`).
+        """
+        change = transition(vb.state, state, cause=cause)
+        if state is _ACTIVE and vb.in_snapshot:
+            if vb.is_spilled:
+                raise LocalProtocolError(
+                    f"vbucket {vb.id} is on disk in the middle of the snapshot that ends at {vb.snapshot_end}: "
+                    f"it must be rolled back to {vb.whole_seqno} before it becomes active"
+                )
+            self.drop_partial(vb)
+        if change.branches:
+            vb.branch(new_vbuuid(), vb.whole_seqno)
+        vb.state = state
+        self.touch_vbucket(vb)
+        self._tell_state(vb, change)
+        return change
+
+    def _tell_state(self, vb: VBucket, change: Transition) -> None:
+        for watcher in tuple(self.state_watchers):
+            watcher(vb, change)
+
+    def adopt(self, vb: VBucket, log: FailoverLog) -> None:
+        """Take over the failover log of a vbucket's producer."""
+        if log == vb.failover_log:
+            return
+        vb.failover_log = log
+        vb.vbuuid = log.latest.vbuuid
+        self._have_written(vb)
 
     def touch_vbucket(self, vb: VBucket) -> None:
         """The state of a vbucket is another: have the flusher write it, though none of its items changed."""
         self._serve(vb)
         self.map_revision += 1
+        self._have_written(vb)
+
+    def _have_written(self, vb: VBucket) -> None:
         self.dirty_vbuckets[vb.id] = vb
         self.wake()
 
     def drop_vbucket(self, vb: VBucket) -> None:
         """Forget a vbucket and all it holds in memory."""
+        self._forget_all(vb)
         self.vbuckets[vb.id] = None
         self.serving.pop(vb.id, None)
         self.is_serving[vb.id] = 0
         self.dirty_vbuckets.pop(vb.id, None)
-        self._marks[vb.id] = 0
-        self.locks = {place: lock for place, lock in self.locks.items() if place[0] != vb.id}
-        self.forget(vb)
         self.map_revision += 1
+        self._tell_state(vb, Transition(ends_streams=True))
+
+    def reset(self, vb: VBucket, kept: VBucketRecord) -> None:
+        """A vbucket was rolled back on disk: memory has what the disk has, and nothing beyond it."""
+        self._forget_all(vb)
+        vb.restore(kept)
+        self._have_written(vb)  # its state may be newer than the disk's
+        self._tell_state(vb, Transition(ends_streams=True))  # they have told what never was
+
+    def _forget_all(self, vb: VBucket) -> None:
+        """Drop all that memory holds of a vbucket, be it on disk or not."""
+        lost = sum(map(len, vb.dirty.values())) + RECORD_OVERHEAD_BYTES * len(vb.dirty)
+        self.dirty_bytes = max(0, self.dirty_bytes - lost)  # what hot.py adds to it is near enough
+        vb.dirty = {}
+        self._empty_partial(vb)
+        self.drop_recent(vb)
+        self.forget(vb)
+        self._marks[vb.id] = 0
+        if self.locks:
+            for place in [place for place in self.locks if place[0] == vb.id]:
+                del self.locks[place]
 
     def _serve(self, vb: VBucket) -> None:
         self.is_serving[vb.id] = vb.state is _ACTIVE
@@ -275,6 +344,86 @@ class Bucket:
         """An expiry as it is kept: seconds of the epoch, 0 for never."""
         return seconds + self.clock.seconds if 0 < seconds <= RELATIVE_EXPIRY_S_MAX else seconds
 
+    def changed(self) -> None:
+        """Tell the streams that there is something new."""
+        for watcher in tuple(self.change_watchers):
+            watcher()
+
+    # -------------------------------------------------------------------------------------------------------- replica
+
+    def begin_snapshot(self, vb: VBucket, start: int, end: int) -> None:
+        """What a replica is sent now is whole at `end`; in the middle of a snapshot, this one goes on for it."""
+        vb.begin_snapshot(start, end)
+
+    def apply(self, vb: VBucket, record: bytes) -> None:
+        """Take one change that was made elsewhere, with the seqno, CAS and revision that it got there."""
+        key, seqno = key_of(record), seqno_of(record)
+        if not vb.in_snapshot:
+            vb.begin_snapshot(vb.high_seqno, seqno)
+        vb.high_seqno = seqno
+        self.clock.see(cas_of(record))
+        if vb.is_spilled:
+            self._merge(vb, {key: record})
+            return
+        partial = vb.partial
+        old = partial.pop(key, None)  # to its end: as dirty, it is in order of seqno
+        partial[key] = record
+        size = len(record) + RECORD_OVERHEAD_BYTES if old is None else len(record) - len(old)
+        vb.partial_bytes += size
+        self.partial_bytes += size
+        self.spill(vb)
+
+    def end_snapshot(self, vb: VBucket) -> None:
+        """All of a snapshot was applied: it is seen from now on, and goes to disk."""
+        if vb.is_spilled:
+            self._have_written(vb)  # that it is whole, though all its items may be there already
+        else:
+            self._merge(vb, self._empty_partial(vb))
+        vb.end_snapshot()
+
+    def drop_partial(self, vb: VBucket) -> None:
+        """Go back to the end of the last whole snapshot, where the one after it is in memory alone."""
+        seqno = vb.whole_seqno
+        self._empty_partial(vb)
+        vb.end_snapshot()
+        vb.high_seqno = seqno
+
+    def spill(self, vb: VBucket) -> None:
+        """Let the part of a snapshot go to disk, once it is more than memory should hold.
+
+        Not before all that is whole is on disk: in one transaction with it, there would be nothing to roll back to.
+        """
+        most = min(self.limits.partial_bytes_max, self.limits.dirty_bytes_max // 8)
+        if vb.partial_bytes <= most and self.partial_bytes <= 2 * most:
+            return
+        if vb.dirty or vb.flushing or vb.id in self.dirty_vbuckets:
+            self.hurry()
+        elif vb.partial:
+            vb.is_spilled = True
+            self._merge(vb, self._empty_partial(vb))
+
+    def _merge(self, vb: VBucket, changes: dict[bytes, bytes]) -> None:
+        """Make changes the newest of their keys."""
+        if not changes:
+            return
+        find, seen = self.find, self.seen
+        for key, record in changes.items():
+            old = find(vb, key)
+            vb.live_items += (record[OPCODE_AT] == LIVE) - (old is not None and old[OPCODE_AT] == LIVE)
+            if seen is not None:
+                seen[hash(key) & SEEN_MASK] = 1
+        if not vb.dirty:
+            self.begin_dirty(vb)
+        append_newer(vb.dirty, changes)
+        self.dirty_bytes += sum(map(len, changes.values())) + RECORD_OVERHEAD_BYTES * len(changes)
+
+    def _empty_partial(self, vb: VBucket) -> dict[bytes, bytes]:
+        """Take what a vbucket holds back."""
+        partial, vb.partial = vb.partial, {}
+        self.partial_bytes -= vb.partial_bytes
+        vb.partial_bytes = 0
+        return partial
+
     # ---------------------------------------------------------------------------------------------------------- locks
 
     def check_version(self, vb: VBucket, key: bytes, old_cas: int, cas: int) -> None:
@@ -311,8 +460,8 @@ class Bucket:
 
     @property
     def waiting_bytes(self) -> int:
-        """What waits for the disk."""
-        return self.dirty_bytes + self.flushing_bytes
+        """What waits for the disk, or until it may go there."""
+        return self.dirty_bytes + self.flushing_bytes + self.partial_bytes
 
     @property
     def live_items(self) -> int:
@@ -329,11 +478,27 @@ class Bucket:
     def settle(self, vb: VBucket) -> None:
         """What the writer had of a vbucket is on disk: keep it as such."""
         items, flushed = vb.items, vb.flushing
+        size = sum(map(len, flushed.values())) + RECORD_OVERHEAD_BYTES * len(flushed)
         for key in items.keys() & flushed.keys():
             self.resident_bytes -= len(items[key]) + RECORD_OVERHEAD_BYTES
-        self.resident_bytes += sum(map(len, flushed.values())) + RECORD_OVERHEAD_BYTES * len(flushed)
+        self.resident_bytes += size
         items.update(flushed)
         vb.flushing = {}
+        before = len(vb.recent) + len(flushed)
+        self.recent_bytes += size - append_newer(vb.recent, flushed)
+        self.recent_bytes -= RECORD_OVERHEAD_BYTES * (before - len(vb.recent))
+
+    def drop_recent(self, vb: VBucket) -> None:
+        """Forget what is kept of a vbucket for the streams that follow it."""
+        self.recent_bytes -= sum(map(len, vb.recent.values())) + RECORD_OVERHEAD_BYTES * len(vb.recent)
+        vb.drop_recent()
+
+    def bound_recent(self) -> None:
+        """Drop it for all vbuckets, once it is more than memory may hold."""
+        if self.recent_bytes > self.limits.recent_bytes_max:
+            for vb in self.vbuckets:
+                if vb is not None:
+                    self.drop_recent(vb)
 
     def evict(self) -> None:
         """Drop about half of what is on disk too, vbucket by vbucket, once it is more than memory may hold."""

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
+    from headrace.node.chaos import Chaos
     from headrace.node.limits import NodeLimits
+    from headrace.node.session import Session
 
 log = logging.getLogger("headrace.node.buckets")
 
@@ -45,6 +47,10 @@ class OpenBucket:
     bucket: Bucket
     flusher: Flusher
     pager: Pager
+    ends: dict[str, Session] = field(default_factory=dict)
+    """The connections that were opened for streams, by their names."""
+    chaos: Chaos | None = None
+    """The trouble that was made on purpose; None where nobody made any."""
     _put_off: asyncio.Task[None] | None = None
 
     def later(self, delay_s: float, work: Callable[[], Awaitable[None]]) -> None:
@@ -159,6 +165,8 @@ class Buckets:
         self._busy.add(name)
         try:
             opened.bucket.trouble = "the bucket is being removed"
+            for session in list(opened.ends.values()):
+                session.leave("its bucket is being removed")
             await opened.close()
             await asyncio.to_thread(self._remove, opened.bucket.disk.directory)
         finally:

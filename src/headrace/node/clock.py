@@ -8,6 +8,10 @@ requests and `next` for each change, so the system's clock is read once a block.
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _LOGICAL_BITS = 0xFFFF
 _AHEAD_NS_MAX = 24 * 3600 * 1_000_000_000
@@ -16,16 +20,17 @@ _AHEAD_NS_MAX = 24 * 3600 * 1_000_000_000
 class CasClock:
     """Gives every change of a bucket its CAS; `seconds` is the time of the last tick."""
 
-    __slots__ = ("last", "seconds")
+    __slots__ = ("_now_ns", "last", "seconds")
 
-    def __init__(self, last: int = 0) -> None:
+    def __init__(self, last: int = 0, *, now_ns: Callable[[], int] = time.time_ns) -> None:
         self.last = last
         self.seconds = 0
+        self._now_ns = now_ns
         self.tick()
 
     def tick(self, now_ns: int | None = None) -> None:
         """Look at the system's clock."""
-        now_ns = time.time_ns() if now_ns is None else now_ns
+        now_ns = self._now_ns() if now_ns is None else now_ns
         self.seconds = now_ns // 1_000_000_000
         self.last = max(self.last, now_ns & ~_LOGICAL_BITS)
 
@@ -36,5 +41,5 @@ class CasClock:
 
     def see(self, cas: int) -> None:
         """Stay ahead of a CAS that came from elsewhere, unless it is from a clock that is days off."""
-        if self.last < cas < time.time_ns() + _AHEAD_NS_MAX:
+        if self.last < cas < self._now_ns() + _AHEAD_NS_MAX:
             self.last = cas

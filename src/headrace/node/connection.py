@@ -42,6 +42,75 @@ _LARGE_BYTES = 64 * 1024
 """A begun message beyond this counts against what all connections may hold."""
 
 
+STREAM_BUFFER_BYTES = 1 << 20
+"""What may wait in the socket's buffer for a consumer of streams to read it."""
+CHANGES_S = 0.002
+"""How long changes gather before streams tell of them: a turn costs the same for one as for many."""
+
+
+class ConnectionLine:
+    """What the end of a stream connection talks through."""
+
+    def __init__(self, connection: Connection, transport: asyncio.Transport, session: Session) -> None:
+        self.peer = session.peer
+        self._connection = connection
+        self._transport = transport
+        self._session = session
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_awake = False
+
+    def begin(self) -> None:
+        """The connection has become an end: have it told in time that the peer reads."""
+        self._transport.set_write_buffer_limits(high=STREAM_BUFFER_BYTES // 2, low=STREAM_BUFFER_BYTES // 8)
+
+    def send(self, block: bytes | memoryview) -> None:
+        """Send whole messages, behind all that was answered before."""
+        self._connection.send(block)
+
+    def room_bytes(self) -> int:
+        """How much may be sent now before the peer has to read."""
+        return STREAM_BUFFER_BYTES - self._transport.get_write_buffer_size()
+
+    def leave(self, why: str) -> None:
+        """Close the connection without an answer."""
+        self._connection.leave(why)
+
+    def wake(self) -> None:
+        """Have `pump` called soon."""
+        if not self._is_awake:
+            self._is_awake = True
+            self._arm(asyncio.get_running_loop().call_later(CHANGES_S, self.pump))
+
+    def pump(self) -> None:
+        """Let the end send what it has, and see when it wants to be asked again."""
+        self._is_awake = False
+        end = self._session.end
+        if end is None or self._transport.is_closing():
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            has_more = end.pump(loop.time())
+        except Exception:
+            log.exception("streams met a fault of ours", extra={"peer": self.peer})
+            self.leave("a fault of the node")
+            return
+        if has_more:
+            self._is_awake = True
+            self._arm(loop.call_later(0, self.pump))
+        elif not self._is_awake and end.deadline is not None:
+            self._arm(loop.call_at(end.deadline, self.pump))
+
+    def _arm(self, timer: asyncio.TimerHandle) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
+
+    def close(self) -> None:
+        """Nothing is sent any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 class Connection(asyncio.Protocol):
     """Serves one client."""
 
@@ -72,6 +141,8 @@ class Connection(asyncio.Protocol):
         services = self._services
         peer = transport.get_extra_info("peername")
         self.session = Session(services, peer=_spelled(peer), local=_spelled(transport.get_extra_info("sockname")))
+        self._line = ConnectionLine(self, self._transport, self.session)
+        self.session.line = self._line
         self.began_at = self.progress_at = asyncio.get_running_loop().time()
         if len(services.connections) >= services.limits.connections_max:
             services.counts.refused_connections += 1
@@ -86,11 +157,20 @@ class Connection(asyncio.Protocol):
         """Forget the client."""
         log.debug("a client is gone", extra={"peer": self.session.peer, "why": str(exc or "")})
         self._closed = True
+        self._end_streams()
         self._count_half_frame(0)
         self._count_unread(0)
         self._rest = b""
         self._services.counts.requests += self.session.requests
         self._services.connections.discard(self)
+
+    def _end_streams(self) -> None:
+        session = self.session
+        self._line.close()
+        if session.end is not None:
+            if session.opened is not None and session.opened.ends.get(session.end.name) is session:
+                del session.opened.ends[session.end.name]
+            session.end.close()
 
     def data_received(self, data: bytes) -> None:
         """Serve what has come in whole, and keep the rest."""
@@ -114,7 +194,12 @@ class Connection(asyncio.Protocol):
         return bool(self._stalls)
 
     def pause_writing(self) -> None:
-        """The client does not read: its requests wait, and it goes when all such clients are owed too much."""
+        """The client does not read: its requests wait, and it goes when all such clients are owed too much.
+
+        Streams stop by themselves; their consumers must be heard, or they could not say that they go on.
+        """
+        if self.session.end is not None:
+            return
         self._unread_since = asyncio.get_running_loop().time()
         self._count_unread(self._transport.get_write_buffer_size())
         self._stall()
@@ -124,6 +209,10 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """The client reads again."""
+        if self.session.end is not None:
+            self._line.pump()
+        if self._unread_since is None:
+            return
         self._unread_since = None
         self._count_unread(0)
         self._unstall()
@@ -159,6 +248,8 @@ class Connection(asyncio.Protocol):
     def _answer(self, wrote: OpenBucket | None) -> bool:
         """Send what was answered, or hold it back; tell whether what follows may be served now."""
         session = self.session
+        if wrote is not None:
+            wrote.bucket.changed()
         if session.fault is not None:
             self._end_at_fault(wrote)
             return False
@@ -170,9 +261,12 @@ class Connection(asyncio.Protocol):
             pending, session.pending = session.pending, None
             self._wait_for(pending)
             return False
-        if session.close_after_reply:
+        if session.left is not None:
+            self._leave(session.left)
+        elif session.close_after_reply:
             self._closed = True
             self._transport.close()
+        if self._closed:
             return False
         if wrote is not None and self._disk_is_behind(wrote):
             return False
@@ -250,6 +344,20 @@ class Connection(asyncio.Protocol):
             return False
         services.half_frame_bytes, self._counted_bytes = total, size
         return True
+
+    def send(self, block: bytes | memoryview) -> None:
+        """Send what is no answer, behind all that was answered before."""
+        self._send()
+        if not self._transport.is_closing():
+            self.sent_bytes += len(block)
+            self._transport.write(block)
+
+    def leave(self, why: str) -> None:
+        """Close the connection; in the middle of a request, after what stood before it was answered."""
+        if self._working:
+            self.session.left = why
+        else:
+            self._leave(why)
 
     def _send(self) -> None:
         session = self.session

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import HeadraceError
 from headrace.history import Cause, FailoverLog, State, transition
 from headrace.ids import Seqno, VBucketId, VbUuid
-from headrace.store import Changes, LmdbReader, Unflushed, VBucketRecord, WriterProcess
+from headrace.store import Backfill, Changes, LmdbReader, Unflushed, VBucketRecord, WriterProcess
 from headrace.store.layout import DATA_FILE
 
 if TYPE_CHECKING:
@@ -180,6 +180,10 @@ class Disk:
         """Lookups are asked of the newest snapshot, without a step between."""
         self.get = self.reader.latest.get
         self.expired = self.reader.latest.expired
+
+    def backfill(self, vbucket: VBucketId, after: int) -> Backfill:
+        """Begin to read a vbucket behind a seqno, as the disk has it now; whoever begins closes it."""
+        return self.reader.backfill(vbucket, after)
 
     def write(self, changes: Sequence[Changes]) -> None:
         """Bring changes to disk."""

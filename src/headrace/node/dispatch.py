@@ -17,6 +17,7 @@ from headrace.node import replies
 from headrace.node.refused import Refused
 from headrace.node.users import Role
 from headrace.wire import Dialect, Frame, Malformed, Unknown, decode, encode
+from headrace.wire.catalogue import StreamRequest
 from headrace.wire.codes import RequestFrameInfo, Status
 from headrace.wire.frame_info import FrameInfo, split_frame_infos
 from headrace.wire.header import REQUEST_MAGICS
@@ -31,6 +32,9 @@ log = logging.getLogger("headrace.node.dispatch")
 Answer = Response | Iterable[Response] | None
 Result = Answer | Awaitable[Answer]
 R = TypeVar("R", bound=Response)
+
+STREAM_OPCODES = frozenset(range(0x50, 0x66))
+"""What UPR and DCP added to the protocol."""
 
 
 class Who(Enum):
@@ -77,9 +81,11 @@ def answer(request: Request, reply: type[R], **fields: object) -> R:
 def dispatch(session: Session, frame: Frame) -> None:
     """Serve one request."""
     message = decode(frame, Dialect.DCP)
-    if frame.header.magic not in REQUEST_MAGICS:  # to answer an answer could go on for ever
-        session.fault = f"magic 0x{frame.header.magic:02x} where a request is expected"
+    if frame.header.magic not in REQUEST_MAGICS:
+        _take_answer(session, frame, message)
         return
+    if isinstance(message, Malformed) and message.command is StreamRequest.spec:
+        message = decode(frame, Dialect.UPR)  # which has a shorter form of it
     try:
         result = _serve(session, message)
     except Exception as error:  # noqa: BLE001 - a fault of ours is answered, and told, as one
@@ -90,6 +96,20 @@ def dispatch(session: Session, frame: Frame) -> None:
         session.pending = _wait(session, frame, message, result)
     else:
         _send(session, message, result)
+
+
+def _take_answer(session: Session, frame: Frame, message: Message) -> None:
+    """Give an answer to the end of streams that asked; elsewhere, to answer an answer could go on for ever."""
+    if session.end is None:
+        session.fault = f"magic 0x{frame.header.magic:02x} where a request is expected"
+    elif isinstance(message, Response):
+        try:
+            session.end.receive(message, session.now())
+        except Exception:
+            log.exception("an answer met a fault of ours", extra={"peer": session.peer})
+            session.leave("a fault of the node")
+    else:
+        session.leave(f"an answer that cannot be read: {message!r}")
 
 
 async def _wait(session: Session, frame: Frame, message: Request, result: Awaitable[Answer]) -> None:
@@ -108,7 +128,9 @@ def _serve(session: Session, message: Message) -> Result:
     if handler is None or handler.needs is not Who.ANYONE:
         _check_known(session)
     if isinstance(message, Malformed):
-        raise Refused(Status.INVALID, f"{spec.name}: {message.problem.text}")
+        # Those who speak DCP know these two words (capture 03b_dcp_malformed).
+        told = "Invalid arguments" if spec.opcodes.get(Dialect.DCP) in STREAM_OPCODES else None
+        raise Refused(Status.INVALID, told or f"{spec.name}: {message.problem.text}")
     assert isinstance(message, Request)
     if handler is None:
         raise Refused(Status.NOT_SUPPORTED, f"{spec.name} is not served by this node")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from headrace.history import State
 from headrace.store import Changes, StoreError
+from headrace.store.undo import rolled_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,8 +59,10 @@ class Flusher:
         self._closing = False
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._taken = 0
+        self._rollbacks: dict[asyncio.Task[None], VBucket] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"disk-{bucket.name}")
         bucket.wake = self._awake.set
+        bucket.hurry = self.hurry
         if bucket.dirty_vbuckets:
             self._awake.set()
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -80,6 +83,10 @@ class Flusher:
         self._waiters.append((generation, waiter))
         self._urgent.set()
         await waiter
+
+    def hurry(self) -> None:
+        """Bring what is there to disk without waiting for company."""
+        self._urgent.set()
 
     async def persisted(self, vb: VBucket, seqno: int) -> None:
         """Wait until a vbucket has a seqno on disk, however often the disk must be tried."""
@@ -102,8 +109,67 @@ class Flusher:
                 if vb is not None:
                     vb.purge_seqno = max(vb.purge_seqno, seqno)
                     bucket.forget(vb)
+                    bucket.drop_recent(vb)
             bucket.disk.refresh()
         return len(purged)
+
+    def roll_back(self, vb: VBucket, to: int, done: Callable[[int | StoreError], None]) -> None:
+        """Take a vbucket back in memory and on disk, to the newest whole state that is not above `to`.
+
+        `done` is called, not from here, with the seqno that it has then, or with what is against it: then nothing has
+        changed. An active vbucket is not rolled back: others go by what it has told.
+        """
+        task = asyncio.get_running_loop().create_task(self._roll_back(vb, to, done))
+        self._rollbacks[task] = vb
+        task.add_done_callback(self._rollbacks.pop)
+
+    async def rollbacks_done(self, vb: VBucket) -> None:
+        """Wait until a vbucket is not being rolled back: what it is told meanwhile would be lost."""
+        while under_way := [task for task, of in self._rollbacks.items() if of is vb]:
+            await asyncio.wait(under_way)
+            await asyncio.sleep(0)  # they leave the table by callbacks of their own
+
+    async def rolled_back(self, vb: VBucket, to: int) -> int:
+        """The same, for who can wait."""
+        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def done(reached: int | StoreError) -> None:
+            if waiter.done():
+                return
+            if isinstance(reached, StoreError):
+                waiter.set_exception(reached)
+            else:
+                waiter.set_result(reached)
+
+        self.roll_back(vb, to, done)
+        return await waiter
+
+    async def _roll_back(self, vb: VBucket, to: int, done: Callable[[int | StoreError], None]) -> None:
+        result: int | StoreError
+        async with self._lock:
+            try:
+                result = await self._rolled_back(vb, to)
+            except StoreError as error:
+                result = error
+        asyncio.get_running_loop().call_soon(done, result)
+
+    async def _rolled_back(self, vb: VBucket, to: int) -> int:
+        """Do it, between batches."""
+        bucket = self.bucket
+        if bucket.vbuckets[vb.id] is not vb:
+            raise StoreError(f"vbucket {vb.id} is gone")
+        if vb.state is State.ACTIVE:
+            raise StoreError(f"vbucket {vb.id} is active and not to be rolled back")
+        if to >= vb.whole_seqno and not vb.is_spilled:
+            bucket.drop_partial(vb)
+            return vb.high_seqno
+        if vb.state_on_disk is None:
+            kept = rolled_back(vb.record(bucket.clock.last), 0, 0)
+        else:
+            kept = await self._in_thread(lambda: bucket.disk.writer.rollback(vb.id, to))
+            bucket.disk.refresh()
+        bucket.reset(vb, kept)
+        return vb.high_seqno
 
     async def delete_vbucket(self, vb: VBucket) -> bool:
         """Remove a vbucket and all it holds, between batches; False when it is not dead by then, or another."""
@@ -138,6 +204,7 @@ class Flusher:
         self.stopped = False
         self._awake.set()
         self._urgent.set()
+        await asyncio.gather(*self._rollbacks)
         await self._task
         self._thread.shutdown()
         return not self.bucket.dirty_vbuckets
@@ -205,7 +272,7 @@ class Flusher:
             if error is not None:
                 self._failed(batch, error)
                 return False
-            self._done(batch, [int(change.now.high_seqno) for change in changes])
+            self._done(batch, changes)
             self.items += sum(len(change.records) for change in changes)
         return True
 
@@ -234,16 +301,20 @@ class Flusher:
             change.vbucket in kept and kept[change.vbucket].high_seqno == change.now.high_seqno for change in changes
         )
 
-    def _done(self, batch: list[VBucket], seqnos: list[int]) -> None:
+    def _done(self, batch: list[VBucket], changes: list[Changes]) -> None:
         bucket = self.bucket
         bucket.disk.refresh()
-        for vb, seqno in zip(batch, seqnos, strict=True):
-            vb.persisted_seqno = max(vb.persisted_seqno, seqno)
+        for vb, change in zip(batch, changes, strict=True):
+            vb.persisted_seqno = max(vb.persisted_seqno, change.now.high_seqno)
+            vb.state_on_disk = State(change.now.state)
             bucket.settle(vb)
             if not vb.dirty:
                 bucket.disk.marks[vb.id] = 0
+            if vb.partial:
+                bucket.spill(vb)
         bucket.flushing_bytes = 0
         bucket.evict()
+        bucket.bound_recent()
         self.flushes += 1
         if bucket.trouble is not None:
             log.info("the disk works again", extra={"bucket": bucket.name})

@@ -45,6 +45,10 @@ class NodeLimits:
     """What may wait for the disk, per bucket, before writers wait too; what Python takes beside the bytes counts."""
     resident_bytes_max: int = 256 * MIB
     """What is kept in memory, per bucket, of items that are on disk too."""
+    recent_bytes_max: int = 32 * MIB
+    """What is kept in memory, per bucket, of what was flushed last, so that streams need not read it from disk."""
+    partial_bytes_max: int = 8 * MIB
+    """What a replica may hold back of a snapshot that is not whole, before it goes to disk as it is."""
     buckets_max: int = 30
     """How many buckets a node may have: each has a writer process."""
     tombstone_s_min: int = 3 * 24 * 3600

@@ -11,6 +11,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from headrace.history import State
 from headrace.store.records import unpack
 
 if TYPE_CHECKING:
@@ -49,12 +50,13 @@ class Pager:
             for one in found:
                 vb = bucket.vbuckets[one.vbucket]
                 record = None if vb is None else bucket.find(vb, one.key)
-                if vb is not None and record is not None and bucket.is_over(record):
+                if vb is not None and record is not None and bucket.is_over(record) and vb.state is State.ACTIVE:
                     bucket.expire(vb, unpack(record))
                     gone += 1
             total += gone
             if not gone:
                 return total
+            bucket.changed()
             await self._flusher.on_disk()  # the index drops them with the tombstones' arrival
         return total
 

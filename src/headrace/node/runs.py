@@ -183,9 +183,3 @@ def load() -> None:
             log.exception("sets are served without the compiled loop")
             return
         _LOADED.append((take, engine))
-
-
-def load_in_background() -> None:
-    """Load it beside the first requests."""
-    # No daemon: Python aborts when it ends while such a thread is inside LLVM or an import. It is waited for instead.
-    threading.Thread(target=load, name="load-runs").start()

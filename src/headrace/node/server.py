@@ -19,6 +19,7 @@ from headrace.node.buckets import Buckets
 from headrace.node.cluster_config import Address
 from headrace.node.connection import Connection
 from headrace.node.extra import needs_extra
+from headrace.node.kernels import load_in_background
 from headrace.node.options import (
     VBUCKETS_DEFAULT,
     NodeError,
@@ -28,7 +29,6 @@ from headrace.node.options import (
     check_vbuckets,
     host_and_port,
 )
-from headrace.node.runs import load_in_background
 from headrace.node.services import Services
 from headrace.node.tls import HANDSHAKE_S_MAX, server_context
 from headrace.node.users import Users

@@ -46,6 +46,8 @@ class Services:
         self.connections: set[Connection] = set()
         self.logins = asyncio.Semaphore(LOGINS_AT_ONCE)
         """Passwords in the clear that are being checked: each takes ten milliseconds of a core."""
+        self.owns_process = False
+        """Whether the process is the node's alone, as under `headrace node`: chaos may kill it then."""
         self.unread_bytes = 0
         """What clients that do not read are owed, over all connections."""
         self.half_frame_bytes = 0

@@ -5,6 +5,7 @@ No IO here: `Connection` moves the bytes, `hot.serve` and the commands read and 
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from headrace.node.refused import Refused
@@ -14,10 +15,11 @@ from headrace.node.values import JSON, SNAPPY, XATTR
 from headrace.wire.codes import Feature, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from headrace.node.bucket import Bucket
     from headrace.node.buckets import Buckets, OpenBucket
+    from headrace.node.dcp.ends import DcpEnd, Line
     from headrace.node.services import Services
 
 GRANTED = frozenset(
@@ -48,13 +50,17 @@ class Session:
         "bucket",
         "close_after_reply",
         "datatypes",
+        "end",
         "failed_logins",
         "fault",
         "features",
         "implied_bucket",
+        "left",
+        "line",
         "local",
         "may_read",
         "may_write",
+        "now",
         "opened",
         "out",
         "out_bytes",
@@ -91,7 +97,14 @@ class Session:
         self.close_after_reply = False
         self.fault: str | None = None
         """What makes the bytes of this client no messages; there is no going on after that."""
+        self.left: str | None = None
+        """Why the client is left without a word, once that is so."""
         self.requests = 0
+        self.line: Line | None = None
+        """The way to the client for what is no answer; the connection sets it."""
+        self.end: DcpEnd | None = None
+        """What the connection is after DCP OPEN."""
+        self.now: Callable[[], float] = time.monotonic
         self.imply_bucket()
 
     @property
@@ -152,7 +165,14 @@ class Session:
     @property
     def stops(self) -> bool:
         """Whether what stands behind the last request must not be served now."""
-        return self.pending is not None or self.close_after_reply or self.fault is not None
+        return (
+            self.pending is not None or self.close_after_reply or self.fault is not None or self.left is not None
+        )
+
+    def leave(self, why: str) -> None:
+        """Close the connection without an answer."""
+        if self.line is not None:
+            self.line.leave(why)
 
     def send(self, reply: bytes) -> None:
         """Answer, behind all that was answered before."""

@@ -150,8 +150,8 @@ def _seqnos(vb: VBucket) -> Entries:
     yield f"vb_{vb.id}:high_seqno", vb.high_seqno
     yield f"vb_{vb.id}:abs_high_seqno", vb.high_seqno
     yield f"vb_{vb.id}:last_persisted_seqno", vb.persisted_seqno
-    yield f"vb_{vb.id}:purge_seqno", vb.purge_seqno
     yield f"vb_{vb.id}:uuid", vb.vbuuid
+    yield f"vb_{vb.id}:purge_seqno", vb.purge_seqno
     yield f"vb_{vb.id}:last_persisted_snap_start", vb.persisted_seqno
     yield f"vb_{vb.id}:last_persisted_snap_end", vb.persisted_seqno
 
@@ -166,9 +166,13 @@ def failovers(session: Session, argument: str) -> Entries:
 
 
 def dcp(session: Session, argument: str) -> Entries:
-    """The DCP connections."""
-    del session, argument
-    yield "ep_dcp_count", 0
+    """The connections that were opened for streams, each under its name, and their streams."""
+    del argument
+    ends = [one.end for one in _opened(session).ends.values() if one.end is not None]
+    for end in ends:
+        for name, content in end.stats():
+            yield f"eq_dcpq:{end.name}:{name}", content
+    yield "ep_dcp_count", len(ends)
 
 
 def tap(session: Session, argument: str) -> Entries:

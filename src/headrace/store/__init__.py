@@ -1,6 +1,7 @@
 """The durable vbuckets of a node: on LMDB, and on dicts as the oracle. What a store is stands in `contract`.
 
     LmdbWriter, LmdbReader, open_store  the store on LMDB                      lmdb_store, writing, environment
+    Backfill                            a vbucket read for a stream            backfill
     WriterProcess                       the same writer, in a child process    writer_process, writer_child, framing
     DictStore                           the same contract on dicts             dict_store
     Unflushed, DirectoryLock            what else lies in a data directory     unflushed, lock
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.store import layout, records
+    from headrace.store.backfill import Backfill
     from headrace.store.contract import (
         Changes,
         Expiring,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from headrace.store.writer_process import WriterProcess
 
 __all__ = [
+    "Backfill",
     "Changes",
     "DictStore",
     "DirectoryLock",
@@ -53,6 +56,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Backfill": "backfill",
     "DictStore": "dict_store",
     "DirectoryLock": "lock",
     "LmdbReader": "lmdb_store",

@@ -39,6 +39,14 @@ class VBucketRecord:
     live_items: int = 0
     snapshot_start: Seqno = Seqno(0)
     snapshot_end: Seqno = Seqno(0)
+    """The snapshot in which `high_seqno` lies: of a replica that did not get the rest of it, it ends behind it."""
+    whole_seqno: Seqno = Seqno(0)
+    """The end of the last whole snapshot, where `high_seqno` is in the middle of one."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is a state that the vbucket had, and not a part of a snapshot."""
+        return self.high_seqno >= self.snapshot_end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +76,15 @@ class Writer(Protocol):
 
     def delete_vbucket(self, vbucket: VBucketId) -> None:
         """Forget a vbucket and all it holds; one that is not there is no error."""
+        ...
+
+    def rollback(self, vbucket: VBucketId, to: int) -> VBucketRecord:
+        """Take a vbucket back to its newest whole boundary that is not above `to`, and give what it is then.
+
+        Boundaries are the states between the last transactions (`undo`), but for those in the middle of a replica's
+        snapshot. Without one the vbucket is emptied, and at seqno 0. Its state stays. To roll back again to where it is
+        changes nothing.
+        """
         ...
 
     def purge(self, vbucket: VBucketId | None = None, *, deleted_before: int, limit: int) -> dict[VBucketId, Seqno]:

@@ -46,6 +46,8 @@ class Handles(NamedTuple):
     tombstones: Database
     by_seqno: list[Database]
     by_key: list[Database]
+    undo: Database | None
+    """For writers alone: a reader of version 1 would find none."""
 
 
 class Environment:
@@ -69,7 +71,7 @@ class Environment:
                 opened.reader_check()
                 if not self.readonly:
                     _make_store(opened)
-                return opened, _handles(opened, self.path)
+                return opened, _handles(opened, self.path, readonly=self.readonly)
         except BaseException:
             opened.close()
             raise
@@ -206,16 +208,28 @@ def _make_store(opened: lmdb.Environment) -> None:
     """Make all databases, unless some are there: a store is made in one transaction or not at all."""
     with opened.begin(write=True) as txn:
         if txn.stat()["entries"]:
+            _upgrade(opened, txn)
             return
         meta = opened.open_db(layout.META, txn=txn)
-        for name in layout.database_names():
+        for name in (*layout.database_names(), layout.UNDO_DATABASE):
             opened.open_db(name, txn=txn)
         txn.put(layout.META_FORMAT, b"%d" % layout.FORMAT_VERSION, db=meta)
         txn.put(layout.META_MADE_BY, f"headrace {__version__}".encode(), db=meta)
         txn.put(layout.META_MADE_AT, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()).encode(), db=meta)
 
 
-def _handles(opened: lmdb.Environment, path: Path) -> Handles:
+def _upgrade(opened: lmdb.Environment, txn: lmdb.Transaction[bytes]) -> None:
+    """Give a store of version 1 what version 2 has besides; whatever else it may be is refused by who reads it."""
+    try:
+        meta = opened.open_db(layout.META, txn=txn, create=False)
+    except (lmdb.NotFoundError, lmdb.IncompatibleError):
+        return
+    if txn.get(layout.META_FORMAT, db=meta) == b"1":
+        opened.open_db(layout.UNDO_DATABASE, txn=txn)
+        txn.put(layout.META_FORMAT, b"%d" % layout.FORMAT_VERSION, db=meta)
+
+
+def _handles(opened: lmdb.Environment, path: Path, *, readonly: bool) -> Handles:
     """Check the format and open every database.
 
     Each in a transaction of its own: py-lmdb keeps no handle that was opened in a read transaction given to it.
@@ -230,6 +244,7 @@ def _handles(opened: lmdb.Environment, path: Path) -> Handles:
         tombstones=tombstones,
         by_seqno=of_vbuckets[: layout.VBUCKETS_MAX],
         by_key=of_vbuckets[layout.VBUCKETS_MAX :],
+        undo=None if readonly else opened.open_db(layout.UNDO_DATABASE, create=False),
     )
 
 

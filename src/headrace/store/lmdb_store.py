@@ -13,6 +13,7 @@ import lmdb
 
 from headrace.ids import Seqno, VBucketId
 from headrace.store import layout
+from headrace.store.backfill import Backfill
 from headrace.store.contract import Expiring, StoreError, VBucketRecord
 from headrace.store.environment import Environment, prepare_directory, require_store
 from headrace.store.records import PLACES, SEQNO_AT, SEQNO_END
@@ -210,6 +211,11 @@ class LmdbReader:
         finally:
             self._environment.open_snapshots.discard(snapshot)
             snapshot.close()
+
+    def backfill(self, vbucket: VBucketId, after: int) -> Backfill:
+        """Take a snapshot of now for one stream of one vbucket; whoever takes it closes it."""
+        self._require_open()
+        return Backfill(self._environment, vbucket, after)
 
     @property
     def latest(self) -> LmdbSnapshot:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.ids import VBucketId
-from headrace.store import framing, residency
+from headrace.store import framing, layout, residency
 from headrace.store.contract import FormatError, StoreError
 from headrace.store.places import Places
 from headrace.store.writing import StoreWriter
@@ -75,6 +75,8 @@ def _call(connection: socket.socket, writer: StoreWriter, message: dict[str, Any
             return writer.token().decode()
         case "delete_vbucket":
             writer.delete_vbucket(VBucketId(message["vbucket"]))
+        case "rollback":
+            return layout.vbucket_fields(writer.rollback(VBucketId(message["vbucket"]), message["to"]))
         case "purge":
             vbucket = None if message["vbucket"] is None else VBucketId(message["vbucket"])
             purged = writer.purge(vbucket, deleted_before=message["deleted_before"], limit=message["limit"])

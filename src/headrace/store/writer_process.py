@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import headrace
 from headrace.ids import Seqno, VBucketId
-from headrace.store import framing
-from headrace.store.contract import Changes, FormatError, StoreError
+from headrace.store import framing, layout
+from headrace.store.contract import Changes, FormatError, StoreError, VBucketRecord
 from headrace.store.records import PLACES
 
 if TYPE_CHECKING:
@@ -86,6 +86,17 @@ class WriterProcess:
     def delete_vbucket(self, vbucket: VBucketId) -> None:
         """Forget a vbucket and all it holds; one that is not there is no error."""
         self._ask("delete_vbucket", vbucket=vbucket)
+
+    def rollback(self, vbucket: VBucketId, to: int) -> VBucketRecord:
+        """Take a vbucket back to its newest whole boundary that is not above `to`, and give what it is then.
+
+        A child that dies meanwhile is replaced and asked again: to roll back twice is to roll back once.
+        """
+        try:
+            fields = self._ask("rollback", vbucket=vbucket, to=to)
+        except _DiedError:
+            fields = self._ask("rollback", vbucket=vbucket, to=to)
+        return layout.vbucket_from_fields(fields)
 
     def purge(self, vbucket: VBucketId | None = None, *, deleted_before: int, limit: int) -> dict[VBucketId, Seqno]:
         """Drop at most `limit` tombstones older than a time, oldest first; give each vbucket's new purge seqno.

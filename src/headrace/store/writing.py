@@ -16,6 +16,7 @@ from headrace.ids import Seqno, VBucketId
 from headrace.store import layout, residency
 from headrace.store.contract import Changes, StoreError, VBucketRecord
 from headrace.store.environment import Environment, prepare_directory, store_errors
+from headrace.store.undo import UndoIndex, keeps_boundary, rolled_back, share_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,8 +61,9 @@ class StoreWriter:
         """
 
         def work(txn: lmdb.Transaction[bytes]) -> None:
+            undo_bytes_max = share_bytes(txn.stat(self._environment.handles.vbuckets)["entries"])
             for change in changes:
-                self._put(txn, change)
+                self._put(txn, change, undo_bytes_max)
             if token:
                 txn.put(layout.META_TOKEN, token, db=self._environment.handles.meta)
 
@@ -83,6 +85,14 @@ class StoreWriter:
         """Forget a vbucket and all it holds; one that is not there is no error."""
         self._require_vbucket(vbucket)
         self._transact("delete a vbucket of", lambda txn: self._delete_vbucket(txn, vbucket))
+
+    def rollback(self, vbucket: VBucketId, to: int) -> VBucketRecord:
+        """Take a vbucket back to its newest whole boundary that is not above `to`, and give what it is then.
+
+        Without such a boundary that is nothing at all, at seqno 0. Its state stays.
+        """
+        self._require_vbucket(vbucket)
+        return self._transact("roll back a vbucket of", lambda txn: self._rollback(txn, vbucket, to))
 
     def purge(self, vbucket: VBucketId | None = None, *, deleted_before: int, limit: int) -> dict[VBucketId, Seqno]:
         """Drop at most `limit` tombstones older than a time, oldest first; give each vbucket's new purge seqno."""
@@ -123,7 +133,12 @@ class StoreWriter:
         if not 0 <= vbucket < layout.VBUCKETS_MAX:
             raise StoreError(f"vbucket {vbucket} is not among the {layout.VBUCKETS_MAX} that a store holds")
 
-    def _put(self, txn: lmdb.Transaction[bytes], change: Changes) -> None:
+    def _undo(self, txn: lmdb.Transaction[bytes]) -> UndoIndex:
+        undo = self._environment.handles.undo
+        assert undo is not None, "who writes has opened it"
+        return UndoIndex(txn, undo)
+
+    def _put(self, txn: lmdb.Transaction[bytes], change: Changes, undo_bytes_max: int) -> None:
         vbucket = change.vbucket
         self._require_vbucket(vbucket)
         handles = self._environment.handles
@@ -131,16 +146,19 @@ class StoreWriter:
         stored = txn.get(key, db=handles.vbuckets)
         before = layout.decode_vbucket(stored) if stored else None
         by_seqno, by_key, timed = self._checked(change, before)
+        replaced: list[bytes] = []
         if by_seqno:
             # In the order of keys, most of them are on the page of the one before, and the tree is not walked again.
             keys = sorted(by_key)
             key_cursor = txn.cursor(handles.by_key[vbucket])
-            self._drop_older(txn, vbucket, key_cursor.getmulti(keys))
+            replaced = self._drop_older(txn, vbucket, key_cursor.getmulti(keys))
             _, added = txn.cursor(handles.by_seqno[vbucket]).putmulti(by_seqno, append=True)
             if added != len(by_seqno):
                 raise StoreError(f"vbucket {vbucket} has a record at or behind seqno {_seqno(by_seqno[0][0])} already")
             key_cursor.putmulti(list(zip(keys, map(by_key.__getitem__, keys), strict=True)))
             self._index(txn, vbucket, timed)
+        if before is not None and keeps_boundary(before, change.now):
+            self._undo(txn).keep(vbucket, before, change.now, replaced, undo_bytes_max)
         txn.put(key, layout.encode_vbucket(merged(before, change.now)), db=handles.vbuckets)
 
     def _checked(
@@ -194,15 +212,18 @@ class StoreWriter:
             )
         return by_seqno, by_key, timed
 
-    def _drop_older(self, txn: lmdb.Transaction[bytes], vbucket: int, older: list[Pair]) -> None:
-        """Drop the records that new ones of the same keys replace."""
+    def _drop_older(self, txn: lmdb.Transaction[bytes], vbucket: int, older: list[Pair]) -> list[bytes]:
+        """Drop the records that new ones of the same keys replace, and give them."""
         by_seqno = self._environment.handles.by_seqno[vbucket]
         pop = txn.pop
+        replaced = []
         for key, seqno in older:
             record = pop(seqno, db=by_seqno)
             if record is None:
                 raise StoreError(f"vbucket {vbucket}: key {key!r} has seqno {_seqno(seqno)}, where no record is")
             self._drop_entry(txn, vbucket, key, record)
+            replaced.append(record)
+        return replaced
 
     def _drop_entry(self, txn: lmdb.Transaction[bytes], vbucket: int, key: bytes, record: bytes) -> None:
         """Drop what the indexes of times have of a record."""
@@ -247,12 +268,60 @@ class StoreWriter:
         return record[key_at : key_at + key_bytes]
 
     def _delete_vbucket(self, txn: lmdb.Transaction[bytes], vbucket: VBucketId) -> None:
+        self._empty(txn, vbucket)
+        txn.delete(layout.VBUCKET.pack(vbucket), db=self._environment.handles.vbuckets)
+
+    def _empty(self, txn: lmdb.Transaction[bytes], vbucket: VBucketId) -> None:
+        """Drop all records of a vbucket, and what could bring older ones back."""
         handles = self._environment.handles
         for record in txn.cursor(handles.by_seqno[vbucket]).iternext(keys=False, values=True):
             self._drop_entry(txn, vbucket, self._key(record), record)
         txn.drop(handles.by_seqno[vbucket], delete=False)
         txn.drop(handles.by_key[vbucket], delete=False)
-        txn.delete(layout.VBUCKET.pack(vbucket), db=handles.vbuckets)
+        self._undo(txn).forget(vbucket)
+
+    def _rollback(self, txn: lmdb.Transaction[bytes], vbucket: VBucketId, to: int) -> VBucketRecord:
+        place = layout.VBUCKET.pack(vbucket)
+        stored = txn.get(place, db=self._environment.handles.vbuckets)
+        if stored is None:
+            raise StoreError(f"vbucket {vbucket} is not there and cannot be rolled back")
+        before = layout.decode_vbucket(stored)
+        if before.is_whole and before.high_seqno <= to:
+            return before
+        undo = self._undo(txn)
+        boundary = undo.boundary(vbucket, to)
+        if boundary is None:
+            self._empty(txn, vbucket)
+            now = rolled_back(before, 0, 0)
+        else:
+            now = rolled_back(before, boundary.seqno, undo.live_items(boundary))
+            self._drop_above(txn, vbucket, boundary.seqno)
+            for record in undo.take_back(boundary, self.places):
+                self._put_back(txn, vbucket, record)
+        txn.put(place, layout.encode_vbucket(now), db=self._environment.handles.vbuckets)
+        return now
+
+    def _drop_above(self, txn: lmdb.Transaction[bytes], vbucket: int, seqno: int) -> None:
+        """Drop every record above a seqno."""
+        handles = self._environment.handles
+        cursor = txn.cursor(handles.by_seqno[vbucket])
+        found = cursor.set_range(layout.SEQNO.pack(seqno + 1))
+        while found:
+            record = cursor.value()
+            key = self._key(record)
+            self._drop_entry(txn, vbucket, key, record)
+            txn.delete(key, db=handles.by_key[vbucket])
+            cursor.delete()
+            found = bool(cursor.key())
+
+    def _put_back(self, txn: lmdb.Transaction[bytes], vbucket: int, record: bytes) -> None:
+        """Make a record that was replaced the newest of its key again."""
+        places, handles = self.places, self._environment.handles
+        key, place = self._key(record), record[places.seqno_at : places.seqno_at + 8]
+        txn.put(place, record, db=handles.by_seqno[vbucket])
+        txn.put(key, place, db=handles.by_key[vbucket])
+        if record[1] != places.live or record[places.expiry_at : places.expiry_at + 4] != NO_EXPIRY:
+            self._index(txn, vbucket, [(key, record)])
 
     def _purge(
         self, txn: lmdb.Transaction[bytes], vbucket: VBucketId | None, deleted_before: int, limit: int

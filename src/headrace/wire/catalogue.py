@@ -19,6 +19,7 @@ from headrace.wire.codes import (
     Feature,
     OpenFlag,
     OsoFlag,
+    ParamKind,
     SnapshotFlag,
     Status,
     StreamEndReason,
@@ -617,6 +618,15 @@ class StopPersistence(Request):
 @message("kv: engines/ep, start persistence", opcode=0x81, replies=TEXT_REPLY)
 class StartPersistence(Request):
     """Goes on writing to disk."""
+
+
+@message("kv: include/memcached/protocol_binary.h, SetParamPayload", opcode=0x82, replies=TEXT_REPLY)
+class SetParam(Request):
+    """Sets a parameter of the server while it runs."""
+
+    kind: int = u32("type", "which part of the server the parameter belongs to", names=ParamKind, default=0)
+    key: bytes = key("the parameter's name")
+    value: bytes = value("the parameter's new value", default=b"")
 
 
 @message("kv: engines/ep, get replica; capture 07a_consumer_basic", opcode=0x83, replies=ITEM_REPLY)

@@ -88,6 +88,16 @@ class VBucketState(IntEnum):
     DEAD = 4
 
 
+class ParamKind(IntEnum):
+    """Which part of a server a parameter belongs to. Servers that speak TAP call the second one that."""
+
+    FLUSH = 1
+    REPLICATION = 2
+    CHECKPOINT = 3
+    DCP = 4
+    VBUCKET = 5
+
+
 class TapConnectFlag(IntFlag):
     """What a TAP client asks for; some bits bring a part of the body with them."""
 

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from headrace.node.commands.items import bucket_of
+from headrace.node.dcp.producer import Producer
 from headrace.node.dispatch import answer, handles
 from headrace.node.users import Role
 from headrace.store.records import seqno_of, unpack
@@ -64,6 +65,10 @@ async def _flush_all(opened: OpenBucket) -> None:
     opened.bucket.check_writable()
     marks = [(vb, vb.high_seqno) for vb in opened.bucket.vbuckets if vb is not None and vb.live_items]
     for vb, last in marks:
+        # Before a later change is sent, so that it does not fall to the flush; the deletions follow.
+        for one in list(opened.ends.values()):
+            if isinstance(one.end, Producer):
+                one.end.flushed(vb.id)
         await _flush_vbucket(opened, vb, last)
 
 
@@ -89,6 +94,7 @@ async def _remove(opened: OpenBucket, vb: VBucket, keys: list[bytes], last: int)
         record = bucket.live(vb, key)
         if record is not None and seqno_of(record) <= last:
             bucket.remove(vb, unpack(record))
+    bucket.changed()
     if bucket.waiting_bytes > bucket.limits.dirty_bytes_max and not opened.flusher.stopped:
         await opened.flusher.on_disk()
     else:
@@ -126,4 +132,5 @@ async def compact(session: Session, request: CompactDb) -> Done:
 def traffic(session: Session, request: EnableTraffic | DisableTraffic) -> Text:
     """Agree: a node serves always. Managers of old servers disable traffic around a flush."""
     del session
-    return answer(request, Text)
+    state = "enabled" if isinstance(request, EnableTraffic) else "disabled"
+    return answer(request, Text, value=b"Data traffic to persistence engine is " + state.encode())

@@ -54,7 +54,7 @@ LOCKED_CAS = Cas(0xFFFF_FFFF_FFFF_FFFF)
 
 _MUST_EXIST = {Add: False, AddQ: False, Replace: True, ReplaceQ: True}
 _BEHIND = {Append, AppendQ}
-_WITH_KEY = {GetK, GetKQ}
+_WITH_KEY = {GetK, GetKQ, GetReplica}  # a server tells the key of a replica's item too: capture 07a_consumer_basic
 
 
 def bucket_of(session: Session) -> Bucket:

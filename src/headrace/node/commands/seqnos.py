@@ -81,7 +81,10 @@ async def seqno_persistence(session: Session, request: SeqnoPersistence) -> Done
 
 
 @handles(GetFailoverLog, needs=Role.READ, also=Role.STREAM)
-def failover_log(session: Session, request: GetFailoverLog) -> FailoverLog:
-    """Give the failover log of a vbucket."""
+def failover_log(session: Session, request: GetFailoverLog) -> FailoverLog | None:
+    """Give the failover log of a vbucket; also before OPEN, as gomemcached asks for it."""
+    if session.end is not None and not session.end.is_producer:
+        session.leave("a consumer is not asked for a failover log")
+        return None
     vb = bucket_of(session).vbucket(request.vbucket)
     return answer(request, FailoverLog, entries=tuple(FailoverEntry(*branch) for branch in vb.failover_log))

@@ -1,0 +1,93 @@
+"""Which node holds which vbucket, as a cluster config (the answer to 0xb5) says it.
+
+Configs differ with the server's age: `nodesExt` with ports by service where there is one, else `serverList`. A node
+that calls itself by no name, or `$HOST`, is where the client dialled.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.client.address import Address
+from headrace.client.errors import AddressError, ServerAnswerError
+from headrace.client.vbuckets import VBUCKETS_MAX
+
+_HOST = "$HOST"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterMap:
+    """The nodes, and for each vbucket the places of its copies among them: the active first, -1 where there is none."""
+
+    version: tuple[int, int]
+    nodes: tuple[Address, ...]
+    copies: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def parse(cls, config: bytes, *, dialled: Address) -> ClusterMap:
+        """Read a config that came from a node."""
+        try:
+            document: Any = json.loads(config)
+        except ValueError:
+            raise ServerAnswerError(f"{dialled}: its cluster config is not JSON") from None
+        try:
+            return cls._of(document, dialled)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, AddressError) as error:
+            told = f"{type(error).__name__}: {error}"
+            raise ServerAnswerError(f"{dialled}: its cluster config cannot be read ({told})") from None
+
+    @classmethod
+    def _of(cls, document: dict[str, Any], dialled: Address) -> ClusterMap:
+        found = document.get("vBucketServerMap")
+        if found is None:
+            raise ServerAnswerError(f"{dialled}: its cluster config has no vbucket map; is this a memcached bucket?")
+        servers = found["serverList"]
+        copies = tuple(tuple(int(place) for place in row) for row in found["vBucketMap"])
+        if not 0 < len(copies) <= VBUCKETS_MAX:
+            raise ServerAnswerError(f"{dialled}: a map of {len(copies)} vbuckets; the bucket may not be ready yet")
+        extended = document.get("nodesExt")
+        nodes = tuple(
+            _extended(extended[place], dialled)
+            if extended is not None and place < len(extended)
+            else _listed(str(server), dialled)
+            for place, server in enumerate(servers)
+        )
+        if any(place >= len(nodes) for row in copies for place in row):
+            raise ServerAnswerError(f"{dialled}: its cluster config places a vbucket at a node that is not listed")
+        return cls(version=(int(document.get("revEpoch", 0)), int(document.get("rev", 0))), nodes=nodes, copies=copies)
+
+    @classmethod
+    def alone(cls, node: Address, vbuckets: int) -> ClusterMap:
+        """The map of a server that has none: everything is where the client dialled."""
+        return cls(version=(-1, 0), nodes=(node,), copies=((0,),) * vbuckets)
+
+    def node_of(self, vbucket: int) -> Address | None:
+        """Where a vbucket is active; None while it is nowhere."""
+        row = self.copies[vbucket]
+        return self.nodes[row[0]] if row and row[0] >= 0 else None
+
+    def nodes_of(self, vbucket: int) -> tuple[Address, ...]:
+        """Where all copies of a vbucket are, the active first."""
+        return tuple(self.nodes[place] for place in self.copies[vbucket] if place >= 0)
+
+
+def _extended(node: dict[str, Any], dialled: Address) -> Address:
+    services = node["services"]
+    host = node.get("hostname") or dialled.host
+    return Address(
+        host=dialled.host if host == _HOST else str(host).strip("[]"),
+        port=int(services["kvSSL" if dialled.tls else "kv"]),
+        tls=dialled.tls,
+    )
+
+
+def _listed(server: str, dialled: Address) -> Address:
+    host, _, port = server.rpartition(":")
+    if dialled.tls:
+        raise ServerAnswerError(f"{dialled}: its cluster config names no TLS port for {server}")
+    return Address(host=dialled.host if host == _HOST else host.strip("[]"), port=int(port))
+
+
+__all__ = ["ClusterMap"]

@@ -1,0 +1,148 @@
+"""What a batch of change rows means for the streams that it came by.
+
+The order is checked, the end is cut, and it is told how far each vbucket came.
+
+All of it is done for whole columns; the loop in Python is over the vbuckets of a batch, not over its changes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.columns import signed
+from headrace.errors import RemoteProtocolError
+from headrace.ids import Seqno, VBucketId
+from headrace.protocol.subscription import branch_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from headrace.history import FailoverLog
+
+    Longs = npt.NDArray[np.int64]
+
+_LONG_MAX = (1 << 63) - 1
+
+
+class Mark(NamedTuple):
+    """How far a batch brought one vbucket: see `Progress.advance`."""
+
+    vbucket: VBucketId
+    seqno: Seqno
+    end: Seqno
+    whole: Seqno | None
+
+
+class Sifted(NamedTuple):
+    """The rows to hand on, and how far they bring each vbucket."""
+
+    rows: pa.RecordBatch
+    marks: list[Mark]
+
+
+class Streams:
+    """What the streams of one connection have brought so far, and where each ends: one number a vbucket."""
+
+    def __init__(self, vbuckets: int) -> None:
+        self._last: Longs = np.zeros(vbuckets, np.int64)
+        self._stop: Longs = np.full(vbuckets, -1, np.int64)
+        self._logs: dict[int, FailoverLog] = {}
+
+    def begin(self, vbucket: VBucketId, *, after: Seqno, stop: Seqno, log: FailoverLog) -> None:
+        """A stream begins after a seqno; its rows may lie on several branches when the newest began later."""
+        self._last[vbucket] = after
+        self._stop[vbucket] = min(stop, _LONG_MAX)
+        self._logs.pop(vbucket, None)
+        if after < log.latest.seqno:
+            self._logs[vbucket] = log
+
+    def end(self, vbucket: VBucketId) -> None:
+        """A stream ended: what still comes of it is nobody's."""
+        self._stop[vbucket] = -1
+        self._logs.pop(vbucket, None)
+
+    def sift(self, rows: pa.RecordBatch) -> Sifted:
+        """Check and cut one batch, in which the changes of each vbucket stand in the order of their seqnos."""
+        if not rows.num_rows:
+            return Sifted(rows, [])
+        vbuckets, seqnos, ends = (_numbers(rows, name) for name in ("vbucket", "seqno", "snapshot_end"))
+        if int(vbuckets.max()) >= len(self._last):
+            raise RemoteProtocolError(f"a change of vbucket {int(vbuckets.max())}; the bucket has {len(self._last)}")
+        order: npt.NDArray[np.intp] | None = None
+        if vbuckets[0] != vbuckets[-1] or not (vbuckets == vbuckets[0]).all():
+            order = np.argsort(vbuckets.astype(np.uint16), kind="stable")  # a radix sort, for 16 bits
+            vbuckets, seqnos, ends = vbuckets[order], seqnos[order], ends[order]
+        firsts = np.flatnonzero(np.concatenate(([True], vbuckets[1:] != vbuckets[:-1])))
+        lasts = np.concatenate((firsts[1:], [len(vbuckets)])) - 1
+        self._check_order(vbuckets, seqnos, firsts)
+        kept = seqnos <= self._stop[vbuckets]
+        wholes = np.maximum.reduceat(np.where((seqnos == ends) & kept, seqnos, -1), firsts)
+        self._last[vbuckets[lasts]] = seqnos[lasts]
+        marks = self._marks(vbuckets, seqnos, ends, (firsts, lasts, wholes))
+        if not kept.all():
+            mask = kept
+            if order is not None:
+                mask = np.empty_like(kept)
+                mask[order] = kept
+            rows = rows.filter(pa.array(mask))
+        if self._logs:
+            rows = self._on_their_branches(rows)
+        return Sifted(rows, marks)
+
+    def _check_order(self, vbuckets: Longs, seqnos: Longs, firsts: npt.NDArray[np.intp]) -> None:
+        before = np.empty_like(seqnos)
+        before[1:] = seqnos[:-1]
+        before[firsts] = self._last[vbuckets[firsts]]
+        wrong = seqnos <= before
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            vbucket = int(vbuckets[place])
+            if self._stop[vbucket] >= 0:  # of a stream that was closed, nobody minds the order
+                raise RemoteProtocolError(
+                    f"vbucket {vbucket}: seqno {int(seqnos[place])} came after {int(before[place])}"
+                )
+
+    def _marks(
+        self,
+        vbuckets: Longs,
+        seqnos: Longs,
+        ends: Longs,
+        groups: tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], Longs],
+    ) -> list[Mark]:
+        marks = []
+        for first, last, whole in zip(*(each.tolist() for each in groups), strict=True):
+            vbucket = int(vbuckets[last])
+            stop, seqno, end = int(self._stop[vbucket]), int(seqnos[last]), int(ends[last])
+            if stop < 0:
+                continue
+            if seqno > stop:  # the snapshot that counts is the one that the end lies in
+                end = int(ends[first + int(np.searchsorted(seqnos[first : last + 1], stop, side="right"))])
+            marks.append(Mark(VBucketId(vbucket), Seqno(seqno), Seqno(end), Seqno(whole) if whole >= 0 else None))
+        return marks
+
+    def _on_their_branches(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Give each row the branch that its seqno lies on, where a stream runs through several."""
+        vbuckets, seqnos = _numbers(rows, "vbucket"), _numbers(rows, "seqno")
+        vbuuids = rows.column("vbuuid").to_numpy().copy()
+        for vbucket, log in list(self._logs.items()):
+            places = np.flatnonzero(vbuckets == vbucket)
+            if not len(places):
+                continue
+            if seqnos[places[-1]] > log.latest.seqno:
+                del self._logs[vbucket]  # the rest lies on the newest, as the rows say by themselves
+            for place in places[seqnos[places] <= log.latest.seqno].tolist():
+                vbuuids[place] = signed(branch_of(log, int(seqnos[place])))
+        return rows.set_column(rows.schema.get_field_index("vbuuid"), "vbuuid", pa.array(vbuuids))
+
+
+def _numbers(rows: pa.RecordBatch, name: str) -> Longs:
+    column = rows.column(name)
+    if column.null_count:
+        raise RemoteProtocolError(f"a change without a {name.replace('_', ' ')}: outside every snapshot, or a flush")
+    return column.to_numpy()  # type: ignore[no-any-return]
+
+
+__all__ = ["Mark", "Sifted", "Streams"]

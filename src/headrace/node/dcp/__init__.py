@@ -1,0 +1,7 @@
+"""DCP and UPR at a node: connections that produce streams, and connections that take them in.
+
+ends      what a session has after DCP OPEN          opening   OPEN, and the names of connections
+producer  streams out                                consumer  streams in: replicas and takeover
+feed      the changes of one stream, from memory or disk
+frames    records to the frames that a consumer agreed on
+"""

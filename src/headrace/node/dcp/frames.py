@@ -1,0 +1,212 @@
+"""Records to the frames that a consumer agreed on.
+
+A record is a DCP mutation, deletion with its time, or expiration, with opaque 0: for a consumer that takes items in
+this form a stream is a copy with another opaque, and that is done in place by a compiled loop. Everything else (UPR's
+30 bytes, deletions without a time, no values, no xattrs, inflated or compressed values, extended metadata) is made
+frame by frame.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from array import array
+from dataclasses import dataclass
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+from headrace.node.values import JSON, SNAPPY, XATTR, body_of
+from headrace.store.records import (
+    BODY_BYTES_AT,
+    DATATYPE_AT,
+    DELETED,
+    EXPIRED,
+    LIVE,
+    OPAQUE_AT,
+    OPCODE_AT,
+    SEQNO_AT,
+    Record,
+    unpack,
+)
+from headrace.wire import Dialect, deflate, encode, inflate
+from headrace.wire.catalogue import Deletion, Expiration, Mutation
+from headrace.wire.limits import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.ids import Opaque
+
+log = logging.getLogger("headrace.node.dcp.frames")
+
+(A_DATA, A_AT, A_END, A_BUDGET, A_OPAQUE, A_DATATYPES, A_LIVE, A_DELETED, A_EXPIRED, A_SEQNO, ARGUMENTS) = range(11)
+
+EXT_METADATA = bytes.fromhex("0102000100")
+"""What servers append when `enable_ext_metadata` is on: version 1, one field (2), one byte long, 0 (capture 06d)."""
+COMPRESS_BYTES_MIN = 32
+_UINT32 = Struct(">I")
+_UINT64 = Struct(">Q")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What items look like on a connection."""
+
+    dialect: Dialect = Dialect.DCP
+    delete_times: bool = False
+    expiry_opcode: bool = False
+    xattrs: bool = False
+    snappy: bool = False
+    no_value: bool = False
+    keeps_datatype: bool = False
+    ext_metadata: bool = False
+    force_compression: bool = False
+
+    @property
+    def datatypes(self) -> int:
+        """The bits of a datatype that may be sent. JSON is told without having been agreed on (capture 01a)."""
+        return JSON | (SNAPPY if self.snappy else 0) | (XATTR if self.xattrs else 0)
+
+    @property
+    def copies(self) -> tuple[bool, bool, bool]:
+        """Whether live items, deletions and expirations go out as they are kept."""
+        plain = (
+            self.dialect is Dialect.DCP and not self.no_value and not self.ext_metadata and not self.force_compression
+        )
+        return plain, plain and self.delete_times, plain and self.delete_times and self.expiry_opcode
+
+
+class Framer:
+    """Makes the frames of one connection. `last_seqno` is that of the last one made."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.last_seqno = 0
+        self._args = args = array("q", bytes(8 * ARGUMENTS))
+        self._address = args.buffer_info()[0]
+        args[A_DATATYPES] = shape.datatypes
+        args[A_LIVE], args[A_DELETED], args[A_EXPIRED] = map(int, shape.copies)
+        self._copies = shape.copies[0]
+
+    def take(self, block: bytearray, at: int, budget: int, opaque: Opaque) -> tuple[list[memoryview | bytes], int, int]:
+        """Make frames of the records from a place on, until they have `budget` bytes or more.
+
+        Gives the pieces to send, how many bytes they are, and where to go on. The block must not be changed after.
+        """
+        pieces: list[memoryview | bytes] = []
+        size, end = 0, len(block)
+        view = memoryview(block)
+        while at < end and size < budget:
+            start = at
+            if self._copies:
+                at = self._patch(block, at, budget - size, opaque)
+                if at > start:
+                    pieces.append(view[start:at])
+                    size += at - start
+                    continue
+            at = start + HEADER_BYTES + _UINT32.unpack_from(block, start + BODY_BYTES_AT)[0]
+            record = unpack(bytes(view[start:at]))
+            self.last_seqno = record.seqno
+            piece = convert(record, self.shape, opaque)
+            pieces.append(piece)
+            size += len(piece)
+        return pieces, size, at
+
+    def _patch(self, block: bytearray, at: int, budget: int, opaque: int) -> int:
+        """Give frames their opaque where they lie; stop behind the budget, and before one that must be made anew."""
+        patch = kernel()
+        if patch is None:
+            return self._patch_plainly(block, at, budget, opaque)
+        args = self._args
+        args[A_DATA] = ctypes.addressof(ctypes.c_char.from_buffer(block))
+        args[A_AT], args[A_END], args[A_BUDGET] = at, len(block), budget
+        args[A_OPAQUE] = int.from_bytes(_UINT32.pack(opaque), "little")
+        patch(self._address)
+        if args[A_AT] > at:
+            self.last_seqno = args[A_SEQNO]
+        return args[A_AT]
+
+    def _patch_plainly(self, block: bytearray, at: int, budget: int, opaque: int) -> int:
+        """The same without the compiled loop."""
+        copies = dict(zip((LIVE, DELETED, EXPIRED), self.shape.copies, strict=True))
+        refused = ~self.shape.datatypes & 0xFF
+        stop = at + budget
+        while at < len(block) and at < stop and copies[block[at + OPCODE_AT]] and not block[at + DATATYPE_AT] & refused:
+            _UINT32.pack_into(block, at + OPAQUE_AT, opaque)
+            self.last_seqno = _UINT64.unpack_from(block, at + SEQNO_AT)[0]
+            at += HEADER_BYTES + _UINT32.unpack_from(block, at + BODY_BYTES_AT)[0]
+        return at
+
+
+def convert(record: Record, shape: Shape, opaque: Opaque) -> bytes:
+    """The frame of a record in a shape of its own."""
+    value, datatype = _value(record, shape)
+    meta = EXT_METADATA if shape.ext_metadata else b""
+    if record.live:
+        return encode(
+            Mutation(
+                opaque=opaque, cas=record.cas, datatype=datatype, vbucket=record.vbucket, by_seqno=record.seqno,
+                rev_seqno=record.rev_seqno, flags=record.flags, expiry=record.expiry,
+                nru=0 if shape.dialect is Dialect.DCP else None, key=record.key, value=value, meta=meta,
+            ),
+            shape.dialect,
+        )  # fmt: skip
+    tells_expiry = record.opcode == EXPIRED and shape.expiry_opcode
+    kind: type[Deletion | Expiration] = Expiration if tells_expiry else Deletion
+    # Metadata and a delete time exclude each other: they are two versions of the message.
+    timed = shape.delete_times and not meta and shape.dialect is Dialect.DCP
+    return encode(
+        kind(
+            opaque=opaque, cas=record.cas, datatype=datatype, vbucket=record.vbucket, by_seqno=record.seqno,
+            rev_seqno=record.rev_seqno, delete_time=record.delete_time if timed else None, key=record.key,
+            value=value, meta=meta,
+        ),
+        shape.dialect,
+    )  # fmt: skip
+
+
+def _value(record: Record, shape: Shape) -> tuple[bytes, int]:
+    """The value that a consumer gets, and its datatype."""
+    value, datatype = record.value, record.datatype
+    if not value:
+        return value, datatype & JSON
+    if shape.no_value:
+        kept = body_of(value, datatype)[0] if datatype & XATTR and shape.xattrs else b""
+        told = datatype & (JSON | XATTR) if shape.keeps_datatype else 0
+        return kept, told | XATTR if kept else told & ~XATTR
+    if datatype & XATTR and not shape.xattrs:
+        value, datatype = body_of(value, datatype)[1], datatype & JSON
+    elif datatype & SNAPPY and not shape.snappy:
+        value, datatype = inflate(value), datatype & ~SNAPPY
+    if shape.force_compression and not datatype & SNAPPY and len(value) >= COMPRESS_BYTES_MIN:
+        smaller = deflate(value)
+        if len(smaller) < len(value):
+            return smaller, datatype | SNAPPY
+    return value, datatype
+
+
+_LOADED: list[Any] = []
+_LOADING = threading.Lock()
+
+
+def kernel() -> Callable[[int], None] | None:
+    """The compiled loop, if it is loaded."""
+    return _LOADED[0][0] if _LOADED else None
+
+
+def load() -> None:
+    """Load the compiled loop, once a process; the first time on a machine that takes seconds."""
+    from headrace.columns.machine import Program, load_program  # noqa: PLC0415 - not before the node serves
+
+    made_of = ("headrace.node.dcp.frames", "headrace.store.records", "headrace.wire.catalogue")
+    program = Program("frames", "headrace.node.dcp.frames_kernel", ("patch",), made_of)
+    with _LOADING:
+        if _LOADED:
+            return
+        try:
+            (patch,), engine = load_program(program)
+        except Exception:
+            log.exception("streams are made without the compiled loop")
+            return
+        _LOADED.append((patch, engine))

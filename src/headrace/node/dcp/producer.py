@@ -1,0 +1,497 @@
+"""A connection that streams out: the rules of `protocol` joined to the changes of a bucket.
+
+    ready   streams that may have something to send, in turn: each sends a little, then goes to the end
+    idle    streams that have sent all there is; a change behind their cursor makes them ready
+
+Nothing is sent beyond the window that the consumer set, nor beyond what the line takes; so what waits here is one block
+a stream, however much there is to stream.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.history import Cause, History, State
+from headrace.ids import Opaque, Seqno, VBucketId
+from headrace.node import replies
+from headrace.node.dcp.feed import Feed
+from headrace.node.dcp.frames import Framer, Shape
+from headrace.node.dcp.trouble import Trouble
+from headrace.node.refused import Refused
+from headrace.protocol.controls import Settings, control
+from headrace.protocol.flow import Window
+from headrace.protocol.liveness import Due, Liveness
+from headrace.protocol.requests import Accepted, Declined, Offer, judge
+from headrace.protocol.stream import Phase, ProducerStream, Step
+from headrace.store import StoreError
+from headrace.wire import Dialect, Response, encode
+from headrace.wire.catalogue import (
+    BufferAck,
+    CloseStream,
+    Control,
+    DcpFlush,
+    DcpNoop,
+    Done,
+    FailoverEntry,
+    FailoverLog,
+    OsoSnapshot,
+    Prepare,
+    Rollback,
+    SeqnoAdvanced,
+    SetVBucketState,
+    SnapshotMarker,
+    StreamRequest,
+    SystemEvent,
+)
+from headrace.wire.codes import OpenFlag, Status, StreamEndReason, StreamFlag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from headrace.history import Transition
+    from headrace.node.buckets import OpenBucket
+    from headrace.node.dcp.ends import Line
+    from headrace.node.vbucket import VBucket
+    from headrace.wire import Message, Request
+
+log = logging.getLogger("headrace.node.dcp.producer")
+
+TURN_BYTES = {"low": 64 << 10, "medium": 256 << 10, "high": 512 << 10}
+"""What a stream sends before it is the turn of others, by the priority of its connection."""
+PUMP_BYTES = 1 << 20
+"""What a connection sends before it is the turn of other connections."""
+BACKFILLS_MAX = 8
+"""How many streams of a connection read from disk at a time: each keeps a read transaction open."""
+_NOWHERE = np.iinfo(np.int64).max
+_REQUEST_OPCODE = StreamRequest.spec.opcodes[Dialect.DCP]
+_NOOP = DcpNoop.spec.opcodes[Dialect.DCP]
+_MARKER = SnapshotMarker.spec.opcodes[Dialect.DCP]
+_SET_STATE = SetVBucketState.spec.opcodes[Dialect.DCP]
+_LATER_COMMANDS = (SystemEvent, SeqnoAdvanced, OsoSnapshot, Prepare)
+_INVALID = "Invalid arguments"
+
+
+class _Stream(ProducerStream):
+    """A stream and what it reads from."""
+
+    __slots__ = ("awaits_flush", "feed", "queued", "vb")
+
+    def __init__(self, vb: VBucket, opaque: Opaque, accepted: Accepted, feed: Feed) -> None:
+        super().__init__(vb.id, opaque, accepted)
+        self.vb = vb
+        self.feed = feed
+        self.queued = False
+        """Whether it is among the ready ones."""
+        self.awaits_flush = False
+        """Whether it is looked at after the next flush."""
+
+
+class Producer:
+    """The producing end of one connection."""
+
+    is_producer = True
+
+    def __init__(self, opened: OpenBucket, line: Line, name: str, flags: OpenFlag, *, snappy: bool) -> None:
+        self.name = name
+        self.flags = flags
+        self.dialect = Dialect.DCP
+        self.settings = Settings()
+        self.window = Window()
+        self.liveness = Liveness()
+        self.streams: dict[int, _Stream] = {}
+        self.sent_bytes = 0
+        self.sent_items = 0
+        self._bucket = opened.bucket
+        self._flusher = opened.flusher
+        self._line = line
+        self._snappy = snappy
+        self._framer = Framer(self._shape())
+        self._ready: deque[_Stream] = deque()
+        self._idle_at = np.full(len(self._bucket.vbuckets), _NOWHERE, np.int64)
+        self._seqnos = np.frombuffer(self._bucket.seqnos, np.int64)
+        self._closed = False
+        self.trouble: Trouble | None = None
+        """What keeps the connection from running as it should, where a test has asked for it."""
+        self._receivers: dict[type[Request], Callable[..., None]] = {
+            StreamRequest: self._request,
+            CloseStream: self._close_stream,
+            BufferAck: self._ack,
+            Control: self._control,
+        }
+        self._bucket.change_watchers.add(line.wake)
+        self._bucket.state_watchers.append(self._state_changed)
+
+    def _shape(self) -> Shape:
+        settings, flags = self.settings, self.flags
+        return Shape(
+            dialect=self.dialect,
+            # Expirations carry the time of their delete, so who wants them told apart gets times with deletions too.
+            delete_times=bool(flags & OpenFlag.INCLUDE_DELETE_TIMES) or settings.expiry_opcode,
+            expiry_opcode=settings.expiry_opcode,
+            xattrs=bool(flags & OpenFlag.INCLUDE_XATTRS),
+            snappy=self._snappy,
+            no_value=bool(flags & (OpenFlag.NO_VALUE | OpenFlag.NO_VALUE_WITH_DATATYPE)),
+            keeps_datatype=bool(flags & OpenFlag.NO_VALUE_WITH_DATATYPE),
+            ext_metadata=settings.ext_metadata,
+            force_compression=settings.force_compression,
+        )
+
+    # ------------------------------------------------------------------------------------------------------- messages
+
+    def receive(self, message: Message, now: float) -> None:
+        """Take a request or an answer of the consumer."""
+        if self.trouble is not None and self.trouble.answers(message):
+            return
+        if isinstance(message, Response):
+            self._answered(message)
+            return
+        receive = self._receivers.get(type(message))  # type: ignore[arg-type]  # what is no request is not in it
+        if receive is not None:
+            receive(message)
+        elif isinstance(message, _LATER_COMMANDS):
+            # Releases that know these commands send them; a producer that gets one does not know it (capture 03b).
+            self._refuse(message, Status.UNKNOWN_COMMAND, "")
+        else:
+            self._line.leave(f"{message.spec.name} is not for a producer")
+        del now
+
+    def _reply(self, request: Request, reply: type[Response], **fields: object) -> None:
+        opcode = request.spec.opcodes[Dialect.DCP]
+        self._line.send(encode(reply(opcode=opcode, opaque=request.opaque, **fields)))  # type: ignore[arg-type]
+
+    def _refuse(self, request: Request, status: Status, text: str) -> None:
+        opcode = request.spec.opcodes[Dialect.DCP]
+        self._line.send(replies.error(opcode, request.opaque, Refused(status, text)))
+
+    def _request(self, request: StreamRequest) -> None:
+        """Open a stream, or say why not."""
+        is_upr = request.snapshot_start is None
+        if is_upr != (self.dialect is Dialect.UPR):
+            if self.streams:
+                self._refuse(request, Status.INVALID, _INVALID)
+                return
+            self.dialect = Dialect.UPR if is_upr else Dialect.DCP
+            self._framer = Framer(self._shape())
+            log.info("a consumer speaks %s", self.dialect, extra={"peer": self._line.peer, "connection": self.name})
+        vb = self._bucket.vbuckets[request.vbucket] if request.vbucket < len(self._bucket.vbuckets) else None
+        verdict = judge(request, self._offer(vb))
+        if isinstance(verdict, Declined):
+            self._decline(request, verdict)
+            return
+        assert vb is not None
+        entries = tuple(FailoverEntry(*branch) for branch in vb.failover_log)
+        self._reply(request, FailoverLog, entries=entries)
+        feed = Feed(self._bucket, self._flusher, vb, disk_only=bool(verdict.flags & StreamFlag.DISK_ONLY))
+        stream = _Stream(vb, request.opaque, verdict, feed)
+        self.streams[vb.id] = stream
+        self._make_ready(stream)
+
+    def _offer(self, vb: VBucket | None) -> Offer:
+        if vb is None:
+            return Offer(history=None)
+        history = History(log=vb.failover_log, high_seqno=Seqno(vb.whole_seqno), purge_seqno=Seqno(vb.purge_seqno))
+        return Offer(
+            history=history,
+            state=vb.state,
+            persisted_seqno=Seqno(vb.persisted_seqno),
+            has_stream=vb.id in self.streams,
+        )
+
+    def _decline(self, request: StreamRequest, verdict: Declined) -> None:
+        log.info(
+            "a stream was not begun",
+            extra={"peer": self._line.peer, "vbucket": request.vbucket, "why": verdict.because},
+        )
+        if verdict.rollback_to is not None:
+            self._reply(request, Rollback, status=Status.ROLLBACK, seqno=verdict.rollback_to)
+        else:
+            self._refuse(request, verdict.status, verdict.text)
+
+    def _close_stream(self, request: CloseStream) -> None:
+        stream = self.streams.get(request.vbucket)
+        if stream is None:
+            self._refuse(request, Status.KEY_NOT_FOUND, "Not found")
+            return
+        self._reply(request, Done)
+        if self.settings.stream_end_on_close:
+            self._end(stream, StreamEndReason.CLOSED)
+        else:
+            self._drop(stream)
+
+    def _ack(self, request: BufferAck) -> None:
+        self.window.acked(request.bytes_acked)
+        self._line.wake()
+
+    def _control(self, request: Control) -> None:
+        status = control(self.settings, request.key, request.value, snappy=self._snappy)
+        if status is not Status.SUCCESS:
+            self._refuse(request, status, _INVALID if status is Status.INVALID else "Not supported")
+            return
+        settings = self.settings
+        self.window.limit_bytes = settings.buffer_bytes
+        self.liveness.enabled = settings.noop
+        self.liveness.interval_s = settings.noop_interval_s
+        self._framer = Framer(self._shape())
+        self._reply(request, Done)
+        self._line.wake()
+
+    def _answered(self, response: Response) -> None:
+        """Take an answer to what was asked of the consumer."""
+        if response.opcode == _NOOP:
+            if not self.liveness.answered(response.opaque):
+                self._line.leave("a noop was answered that was not asked")
+            return
+        if response.opcode not in {_MARKER, _SET_STATE}:
+            if response.opcode not in _STREAM_OPCODES:
+                self._line.leave(f"an answer to 0x{response.opcode:02x}, which was not asked")
+            return  # a consumer that refuses a change says so; it is its own affair
+        stream = next((one for one in self.streams.values() if one.opaque == response.opaque), None)
+        if stream is None:
+            return
+        if response.status != Status.SUCCESS:
+            self._end(stream, StreamEndReason.CLOSED)
+        elif response.opcode == _MARKER:
+            if stream.marker_acked():
+                self._make_ready(stream)
+        elif stream.phase in {Phase.OFFERED, Phase.HANDED}:
+            self._accepted(stream)
+
+    def _accepted(self, stream: _Stream) -> None:
+        """The consumer has taken a step of a takeover."""
+        stream.step(Step.ACCEPTED)
+        if stream.phase is Phase.ENDED:
+            self._end(stream, StreamEndReason.OK)
+            return
+        self._bucket.set_state(stream.vb, State.DEAD, Cause.TAKEOVER)
+        self._await_disk(stream)
+
+    def _await_disk(self, stream: _Stream) -> None:
+        """Go on when the disk knows that the vbucket is dead."""
+
+        def look() -> None:
+            if self._closed or stream.phase is not Phase.STOPPING:
+                return
+            if stream.vb.state_on_disk is State.DEAD:
+                stream.step(Step.DEAD_ON_DISK)
+                self._make_ready(stream)
+            else:
+                self._await_disk(stream)
+
+        self._flusher.after.append(look)
+        self._flusher.hurry()
+
+    # ------------------------------------------------------------------------------------------------------- to send
+
+    @property
+    def deadline(self) -> float | None:
+        """When there is something to do though nothing has changed."""
+        due = self.liveness.deadline(streams=len(self.streams))
+        return due if self.trouble is None else self.trouble.deadline(due)
+
+    def pump(self, now: float) -> bool:
+        """Send what may be sent now; True when there is more, and others are to have a turn first."""
+        if self.trouble is not None and not self.trouble.advance(now):
+            return False
+        self._ask_for_life(now)
+        for vb_id in np.nonzero(self._seqnos > self._idle_at)[0].tolist():
+            self._make_ready(self.streams[vb_id])
+        turn = TURN_BYTES[self.settings.priority]
+        room = min(self._line.room_bytes(), PUMP_BYTES)
+        backfills = sum(stream.feed.reads_disk for stream in self._ready)
+        waiting: list[_Stream] = []
+        while self._ready and room > 0 and self.window.room > 0 and not self._closed:
+            stream = self._ready.popleft()
+            stream.queued = False
+            if stream.phase is Phase.ENDED:
+                continue
+            reads = stream.feed.reads_disk
+            try:
+                sent = self._serve(stream, min(turn, room), may_read_disk=reads or backfills < BACKFILLS_MAX)
+            except StoreError as error:
+                log.exception("a stream cannot be read from disk", extra={"vbucket": stream.vbucket, "why": str(error)})
+                self._end(stream, StreamEndReason.BACKFILL_FAILED)
+                continue
+            backfills += stream.feed.reads_disk - reads
+            room -= sent
+            if sent and stream.vbucket in self.streams:
+                self._enqueue(stream)
+            elif stream.sends:
+                waiting.append(stream)
+        self._rest(waiting, backfills)
+        return bool(self._ready) and self.window.room > 0 and self._line.room_bytes() > 0 and not self._closed
+
+    def _rest(self, waiting: list[_Stream], backfills: int) -> None:
+        """Streams that had nothing to send wait for a change; those that wait for their turn at the disk stay ready."""
+        for stream in waiting:
+            if stream.vb.persisted_seqno > stream.cursor and backfills >= BACKFILLS_MAX:
+                self._enqueue(stream)
+                continue
+            self._idle_at[stream.vbucket] = stream.cursor
+            if stream.feed.awaits_disk and not stream.awaits_flush:
+                stream.awaits_flush = True
+                self._flusher.after.append(lambda stream=stream: self._look_again(stream))  # type: ignore[misc]
+
+    def _look_again(self, stream: _Stream) -> None:
+        stream.awaits_flush = False
+        if not self._closed and stream.phase is not Phase.ENDED:
+            self._make_ready(stream)
+
+    def _serve(self, stream: _Stream, budget: int, *, may_read_disk: bool) -> int:
+        """Send some of a stream; 0 when there is nothing to send now."""
+        if not stream.sends:
+            return 0
+        sent = 0
+        if not stream.in_snapshot:
+            if stream.is_done:
+                return self._end(stream, StreamEndReason.OK)
+            if self.flags & OpenFlag.NOTIFIER:
+                return self._notify(stream)
+            opened = stream.feed.open(stream.cursor, may_read_disk=may_read_disk)
+            if opened is None:
+                return self._caught_up(stream)
+            end, disk = opened
+            sent = self._send(encode(stream.begin(end, disk=disk)))
+        if self.window.room > 0 and stream.feed.fill():
+            pieces, size, at = self._framer.take(
+                stream.feed.block, stream.feed.at, min(budget, self.window.room), stream.opaque
+            )
+            stream.feed.at = at
+            stream.sent(self._framer.last_seqno)
+            self._send(b"".join(pieces) if len(pieces) > 1 else pieces[0])
+            sent += size
+            if not stream.in_snapshot:
+                stream.feed.close()  # a read transaction is not kept, nor asked again for the next snapshot
+        elif self.window.room > 0:
+            sent = max(sent, 1)
+            stream.feed.close()
+            stream.finish_snapshot()
+        return sent
+
+    def _caught_up(self, stream: _Stream) -> int:
+        """Everything is sent: go on with a takeover, where this is one."""
+        if stream.vb.whole_seqno > stream.cursor or not stream.may_hand_over:
+            return 0
+        return self._send(encode(stream.hand_over()))
+
+    def _notify(self, stream: _Stream) -> int:
+        """A notifier's stream ends when there is something new; it shows no changes."""
+        if stream.vb.whole_seqno > stream.cursor:
+            return self._end(stream, StreamEndReason.OK)
+        return 0
+
+    def _send(self, block: bytes | memoryview) -> int:
+        """Send stream messages, which count against the window."""
+        size = len(block)
+        self.window.sent(size)
+        self.sent_bytes += size
+        self._line.send(block)
+        return size
+
+    def _ask_for_life(self, now: float) -> None:
+        due = self.liveness.due(now, streams=len(self.streams))
+        if due is Due.NOOP:
+            self._line.send(encode(DcpNoop(opaque=Opaque(self.liveness.opaque))))
+        elif due is Due.DEAD:
+            self._line.leave("the consumer gave no sign of life")
+
+    # -------------------------------------------------------------------------------------------------------- to end
+
+    def make_trouble(self) -> Trouble:
+        """Put trouble between this end and its line; it does nothing before it is told to."""
+        if self.trouble is None:
+            self.trouble = self._line = Trouble(self._line)
+        return self.trouble
+
+    def end_stream(self, vb_id: int, reason: int) -> bool:
+        """End the stream of a vbucket with any reason; False where there is none."""
+        stream = self.streams.get(vb_id)
+        if stream is not None:
+            self._end(stream, reason)  # type: ignore[arg-type]  # what no server says may be tried, too
+            self._line.wake()
+        return stream is not None
+
+    def _make_ready(self, stream: _Stream) -> None:
+        self._idle_at[stream.vbucket] = _NOWHERE
+        if not stream.queued:
+            self._enqueue(stream)
+        self._line.wake()
+
+    def _enqueue(self, stream: _Stream) -> None:
+        stream.queued = True
+        self._ready.append(stream)
+
+    def _end(self, stream: _Stream, reason: StreamEndReason) -> int:
+        """End a stream and say so."""
+        held = stream.holds_vbucket or (stream.phase is Phase.HANDED and reason is StreamEndReason.CLOSED)
+        self._forget(stream)
+        sent = self._send(encode(stream.finish(reason)))
+        if held:
+            self._serve_again(stream)
+        return sent
+
+    def _drop(self, stream: _Stream) -> None:
+        """End a stream without a word."""
+        held = stream.holds_vbucket
+        self._forget(stream)
+        stream.step(Step.END)
+        if held:
+            self._serve_again(stream)
+
+    def _serve_again(self, stream: _Stream) -> None:
+        """A takeover ended before the consumer was told to be active: the vbucket is served here again."""
+        if stream.vb.state is State.DEAD:
+            self._bucket.set_state(stream.vb, State.ACTIVE, Cause.TAKEOVER)
+
+    def _forget(self, stream: _Stream) -> None:
+        self.streams.pop(stream.vbucket, None)
+        self._idle_at[stream.vbucket] = _NOWHERE
+        stream.feed.close()
+
+    def _state_changed(self, vb: VBucket, transition: Transition) -> None:
+        """A vbucket is in another state: its streams end, but for the takeover that brought it about."""
+        stream = self.streams.get(vb.id)
+        if stream is None or not transition.ends_streams:
+            return
+        if stream.phase is Phase.STOPPING and vb.state is State.DEAD:
+            return
+        self._end(stream, StreamEndReason.STATE_CHANGED)
+        self._line.wake()
+
+    def flushed(self, vb_id: VBucketId) -> None:
+        """All items of a vbucket are being removed. UPR has a message for it; DCP sees the deletions alone."""
+        stream = self.streams.get(vb_id)
+        if stream is not None and self.dialect is Dialect.UPR:
+            self._send(encode(DcpFlush(vbucket=vb_id, opaque=stream.opaque), Dialect.UPR))
+
+    def close(self) -> None:
+        """The connection is gone."""
+        if self._closed:
+            return
+        self._closed = True
+        self._bucket.change_watchers.discard(self._line.wake)
+        self._bucket.state_watchers.remove(self._state_changed)
+        for stream in list(self.streams.values()):
+            self._drop(stream)
+
+    def stats(self) -> Iterator[tuple[str, object]]:
+        """What the stats of the connection tell."""
+        yield "type", "producer"
+        yield "dialect", str(self.dialect)
+        yield "max_buffer_bytes", self.window.limit_bytes
+        yield "unacked_bytes", self.window.unacked
+        yield "total_bytes_sent", self.sent_bytes
+        yield "total_acked_bytes", self.window.acked_total
+        yield "paused", str(self.window.room <= 0).lower()
+        for vb_id, stream in sorted(self.streams.items()):
+            yield f"stream_{vb_id}_opaque", int(stream.opaque)
+            yield f"stream_{vb_id}_state", str(stream.phase)
+            yield f"stream_{vb_id}_last_sent_seqno", stream.last_sent
+            yield f"stream_{vb_id}_end_seqno", int(stream.end)
+
+
+_STREAM_OPCODES = frozenset(range(0x53, 0x66))
+"""What a consumer may answer though it was not asked."""

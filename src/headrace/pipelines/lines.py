@@ -1,0 +1,163 @@
+"""Connections that were opened for streams, by someone who stands between producer and consumer.
+
+A `Line` opens as every client does, then becomes a producer or a consumer at its server by DCP OPEN. Until it is joined
+to another it asks and waits; after that it gives and takes raw bytes, and never blocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Self
+
+from headrace.client.errors import ConnectionLostError, ServerAnswerError, StatusError, error_of
+from headrace.client.opening import opening
+from headrace.client.transport import Transport
+from headrace.history import FailoverLog
+from headrace.ids import Opaque, VBucketId
+from headrace.wire import Response, decode, encode
+from headrace.wire.catalogue import Control, ErrorReply, GetFailoverLog, Open
+from headrace.wire.catalogue import FailoverLog as FailoverLogReply
+from headrace.wire.codes import Feature, OpenFlag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from headrace.client.opening import Steps
+    from headrace.pipelines.servers import Server
+    from headrace.wire.message import Request
+
+READ_BYTES = 256 * 1024
+NAME_BYTES_MAX = 200
+FEATURES = (Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON, Feature.SNAPPY, Feature.XATTR, Feature.ALT_REQUEST)
+"""What a consumer may be able to take. A producer is asked only for what its consumer granted."""
+
+
+class Line(Transport):
+    """One end of a relay: a connection to a producer or to a consumer."""
+
+    def __init__(self, server: Server, features: Iterable[int] = FEATURES) -> None:
+        super().__init__(server.address, tls=server.tls, timeout_s=server.timeout_s)
+        self.server = server
+        self._last_opaque = 0
+        try:
+            self.features: frozenset[int] = self._go_through(opening(server.login, tuple(features)))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @classmethod
+    def to_consumer(cls, server: Server, name: str) -> Line:
+        """Make a server a consumer, which waits to be told what to ask for."""
+        line = cls(server)
+        line.become(OpenFlag(0), name)
+        return line
+
+    @classmethod
+    def to_producer(cls, server: Server, name: str, *, granted: frozenset[int] = frozenset(FEATURES)) -> Line:
+        """Make a server a producer, for a consumer that knows these features.
+
+        Delete times came to Couchbase with snappy, expirations as such with alternative headers: a consumer that has
+        the one has the other.
+        """
+        line = cls(server, [feature for feature in FEATURES if feature in granted or feature in _ALWAYS])
+        flags = OpenFlag.PRODUCER
+        if Feature.XATTR in granted:
+            flags |= OpenFlag.INCLUDE_XATTRS
+        if Feature.SNAPPY in granted:
+            flags |= OpenFlag.INCLUDE_DELETE_TIMES
+        line.become(flags, name)
+        if Feature.ALT_REQUEST in granted:
+            line.wish(b"enable_expiry_opcode")
+        return line
+
+    def become(self, flags: OpenFlag, name: str) -> None:
+        """Give the server its role, and the connection its name."""
+        try:
+            self.ask(
+                Open(flags=flags, name=name.encode()[:NAME_BYTES_MAX]), asked=f"a stream connection to {self.server}"
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def wish(self, key: bytes) -> None:
+        """Set what is good to have: a server that does not know it does without."""
+        try:
+            self.ask(Control(key=key, value=b"true"))
+        except StatusError:
+            return
+        except BaseException:
+            self.close()
+            raise
+
+    # -- questions, before the line is joined
+
+    def ask(self, message: Request, *, asked: str = "") -> Response:
+        """Send a request and wait for its answer; a status of failure is raised."""
+        self._last_opaque += 1
+        opaque = Opaque(self._last_opaque)
+        self.send(encode(dataclasses.replace(message, opaque=opaque)))
+        frame = self.next_frame()
+        reply = decode(frame)
+        if frame.header.opaque != opaque or not isinstance(reply, Response):
+            raise ServerAnswerError(f"{self.server}: {message.spec.name} was answered by {reply!r}")
+        if isinstance(reply, ErrorReply):
+            raise error_of(asked or f"{message.spec.name} at {self.server}", reply.status, reply.value)
+        return reply
+
+    def failover_log(self, vb: int) -> FailoverLog:
+        """The branches of a vbucket."""
+        asked = f"the failover log of vbucket {vb} at {self.server}"
+        reply = self.ask(GetFailoverLog(vbucket=VBucketId(vb)), asked=asked)
+        if not isinstance(reply, FailoverLogReply):
+            raise ServerAnswerError(f"{asked}: {reply!r}")
+        return FailoverLog.from_entries(reply.entries)
+
+    def _go_through(self, steps: Steps) -> Any:
+        """Ask what the steps ask, and tell them what was answered."""
+        try:
+            ask = next(steps)
+            while True:
+                try:
+                    reply = self.ask(ask.message, asked=ask.asked)
+                    if not isinstance(reply, ask.kind):
+                        raise ServerAnswerError(f"{self.server}: {ask.message.spec.name} was answered by {reply!r}")
+                except StatusError as error:
+                    ask = steps.throw(error)
+                else:
+                    ask = steps.send(reply)
+        except StopIteration as done:
+            return done.value
+
+    # -- bytes, once it is joined
+
+    def fileno(self) -> int:
+        """What to poll."""
+        return self._socket.fileno()
+
+    def read(self) -> bytes:
+        """What is there; empty for nothing now."""
+        with self._translated("the connection broke"):
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except self._waits:
+                return b""
+            if not data:
+                raise ConnectionLostError(f"{self.server}: the server closed the connection")
+            return data
+
+    def write(self, data: memoryview) -> int:
+        """Send as much as goes now, and give how much."""
+        with self._translated("the connection broke"):
+            return self._write(data)
+
+
+_ALWAYS = frozenset({Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON})
+
+__all__ = ["FEATURES", "NAME_BYTES_MAX", "Line"]

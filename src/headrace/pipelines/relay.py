@@ -1,0 +1,267 @@
+"""Bytes between a producer and a consumer, both ways, by someone who told the consumer what to ask for.
+
+    producer --> frames cut by their lengths --> consumer        but for answers to what the relay asked itself
+    producer <-- frames cut by their lengths <-- consumer
+
+Items are never decoded: of them, only the header's length and opcode are looked at. What says something of a stream
+(requests, markers, states, ends, refusals) is told to a `Watcher`. A way takes no more in while `WAITING_BYTES_MAX`
+wait to go out, so that a slow side slows the other down and nothing gathers here.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from struct import Struct
+from typing import TYPE_CHECKING, Protocol
+
+from headrace.client.errors import ServerAnswerError
+from headrace.wire import Dialect
+from headrace.wire.catalogue import (
+    AddStream,
+    CloseStream,
+    Deletion,
+    Expiration,
+    Mutation,
+    SetVBucketState,
+    SnapshotMarker,
+    StreamEnd,
+    StreamRequest,
+)
+from headrace.wire.codes import Magic
+from headrace.wire.limits import BODY_BYTES_MAX, HEADER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.pipelines.lines import Line
+    from headrace.wire.message import Request
+
+WAITING_BYTES_MAX = 1 << 20
+"""How much may wait in one direction before no more is read for it."""
+
+READS_MAX = 4
+"""How often a side is read before the other has its turn."""
+
+
+def _opcode(message: type[Request]) -> int:
+    return message.spec.opcodes[Dialect.DCP]
+
+
+_ITEMS = frozenset(map(_opcode, (Mutation, Deletion, Expiration)))
+_ADD, _CLOSE, _REQUEST = _opcode(AddStream), _opcode(CloseStream), _opcode(StreamRequest)
+_MARKER, _STATE, _END = _opcode(SnapshotMarker), _opcode(SetVBucketState), _opcode(StreamEnd)
+_OF_STREAMS = _ITEMS | {_MARKER, _STATE, _END}
+_OURS = frozenset({_ADD, _CLOSE})
+_MARKER_BYTES = SnapshotMarker.spec.extras_size(SnapshotMarker.spec.layouts[Dialect.DCP][0])
+_RESPONSE, _MAGIC_REQUEST = int(Magic.RESPONSE), int(Magic.REQUEST)
+
+_LENGTH = Struct(">I")
+_SPECIFIC = Struct(">H")
+_OPAQUE = Struct(">I")
+_RANGE = Struct(">QQ")
+
+
+class Watcher(Protocol):
+    """Who is told what happens to the streams."""
+
+    def asked(self, vb: int, opaque: int) -> None:
+        """The consumer asks the producer for a stream."""
+        ...
+
+    def added(self, opaque: int, status: int) -> None:
+        """ADD_STREAM was answered."""
+        ...
+
+    def marked(self, vb: int, end: int) -> None:
+        """The producer began a snapshot."""
+        ...
+
+    def state_sent(self, vb: int, state: int) -> None:
+        """The producer tells the consumer to put its vbucket in a state."""
+        ...
+
+    def ended(self, vb: int, reason: int) -> None:
+        """The producer ended a stream."""
+        ...
+
+    def refused(self, opaque: int, opcode: int, status: int) -> None:
+        """The consumer refused a message of a stream."""
+        ...
+
+
+class _Way:
+    """One direction."""
+
+    __slots__ = ("_look", "_queue", "_rest", "_wanted_bytes", "items", "total_bytes", "waiting_bytes")
+
+    def __init__(self, look: Callable[[bytes, int, int], bool]) -> None:
+        self._look = look
+        self._rest = bytearray()
+        self._wanted_bytes = HEADER_BYTES
+        self._queue: deque[memoryview] = deque()
+        self.waiting_bytes = 0
+        self.total_bytes = 0
+        self.items = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.waiting_bytes >= WAITING_BYTES_MAX
+
+    def put(self, frames: bytes) -> None:
+        """Add frames of one's own: only whole ones stand in the queue."""
+        self._push(memoryview(frames))
+
+    def take(self, data: bytes) -> None:
+        """Cut what came into frames, and queue them but for those that are not for the other side."""
+        self.total_bytes += len(data)
+        if self._rest:
+            self._rest += data
+            if len(self._rest) < self._wanted_bytes:
+                return
+            data = bytes(self._rest)
+            self._rest.clear()
+        self._cut(data)
+
+    def _cut(self, data: bytes) -> None:
+        at = begun = 0
+        end, items, length_of = len(data), 0, _LENGTH.unpack_from
+        self._wanted_bytes = HEADER_BYTES
+        while end - at >= HEADER_BYTES:
+            (body,) = length_of(data, at + 8)
+            stop = at + HEADER_BYTES + body
+            if stop > end:
+                if body > BODY_BYTES_MAX:
+                    raise ServerAnswerError(f"a message of {body} bytes: this is no stream connection")
+                self._wanted_bytes = HEADER_BYTES + body
+                break
+            if data[at + 1] in _ITEMS and data[at] != _RESPONSE:
+                items += 1
+            elif not self._look(data, at, stop):
+                self._push(memoryview(data)[begun:at])
+                begun = stop
+            at = stop
+        self._push(memoryview(data)[begun:at])
+        self._rest += data[at:]
+        self.items += items
+
+    def _push(self, block: memoryview) -> None:
+        if block:
+            self._queue.append(block)
+            self.waiting_bytes += len(block)
+
+    def give(self, line: Line) -> bool:
+        """Send what goes; tell if something did."""
+        sent_any = False
+        while self._queue:
+            sent = line.write(self._queue[0])
+            if not sent:
+                break
+            sent_any = True
+            self.waiting_bytes -= sent
+            if sent == len(self._queue[0]):
+                self._queue.popleft()
+            else:
+                self._queue[0] = self._queue[0][sent:]
+        return sent_any
+
+
+class Relay:
+    """Joins a line to a producer and one to a consumer."""
+
+    def __init__(self, producer: Line, consumer: Line, watcher: Watcher) -> None:
+        self._producer = producer
+        self._consumer = consumer
+        self._watcher = watcher
+        self._down = _Way(self._look_down)
+        self._up = _Way(self._look_up)
+
+    @property
+    def items(self) -> int:
+        """How many items went to the consumer."""
+        return self._down.items
+
+    @property
+    def total_bytes(self) -> int:
+        """How much came from the producer."""
+        return self._down.total_bytes
+
+    def tell_consumer(self, frames: bytes) -> None:
+        """Send messages of one's own to the consumer."""
+        self._down.put(frames)
+
+    def tell_producer(self, frames: bytes) -> None:
+        """Send messages of one's own to the producer."""
+        self._up.put(frames)
+
+    def step(self, timeout_s: float) -> bool:
+        """Move what can be moved, else wait for something to move; False when nothing came in that time."""
+        if self._move():
+            return True
+        ready = select.poll()
+        self._register(ready, self._producer, reading=not self._down.is_full, writing=self._up.waiting_bytes > 0)
+        self._register(ready, self._consumer, reading=not self._up.is_full, writing=self._down.waiting_bytes > 0)
+        if ready.poll(max(0, int(timeout_s * 1000))):
+            return self._move()
+        return False
+
+    @staticmethod
+    def _register(ready: select.poll, line: Line, *, reading: bool, writing: bool) -> None:
+        # With TLS, to read may mean to write: what is wanted then is not known here, and the next step tries all.
+        wanted = (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0)
+        if wanted:  # else a side that hung up would be told of for ever
+            ready.register(line.fileno(), wanted)
+
+    def _move(self) -> bool:
+        moved = self._read(self._producer, self._down)
+        moved |= self._down.give(self._consumer)
+        moved |= self._read(self._consumer, self._up)
+        moved |= self._up.give(self._producer)
+        return moved
+
+    @staticmethod
+    def _read(line: Line, way: _Way) -> bool:
+        for reads in range(READS_MAX):
+            data = b"" if way.is_full else line.read()
+            if not data:
+                return reads > 0
+            way.take(data)
+        return True
+
+    # -- what is looked at
+
+    def _look_down(self, data: bytes, at: int, stop: int) -> bool:
+        """Look at a message of the producer that is no item; False for one that is not for the consumer."""
+        magic, opcode = data[at], data[at + 1]
+        if magic == _RESPONSE:
+            return opcode not in _OURS
+        (vb,) = _SPECIFIC.unpack_from(data, at + 6)
+        body = at + HEADER_BYTES
+        if opcode == _MARKER and stop - body >= _MARKER_BYTES:
+            self._watcher.marked(vb, _RANGE.unpack_from(data, body)[1])
+        elif opcode == _STATE and stop > body:
+            self._watcher.state_sent(vb, data[body])
+        elif opcode == _END and stop - body >= _LENGTH.size:
+            self._watcher.ended(vb, _LENGTH.unpack_from(data, body)[0])
+        return True
+
+    def _look_up(self, data: bytes, at: int, stop: int) -> bool:
+        """Look at a message of the consumer; False for one that is not for the producer."""
+        del stop
+        magic, opcode = data[at], data[at + 1]
+        (specific,) = _SPECIFIC.unpack_from(data, at + 6)
+        (opaque,) = _OPAQUE.unpack_from(data, at + 12)
+        if magic == _MAGIC_REQUEST:
+            if opcode == _REQUEST:
+                self._watcher.asked(specific, opaque)
+            return True
+        if opcode in _OURS:
+            if opcode == _ADD:
+                self._watcher.added(opaque, specific)
+            return False
+        if specific and opcode in _OF_STREAMS:
+            self._watcher.refused(opaque, opcode, specific)
+        return True
+
+
+__all__ = ["WAITING_BYTES_MAX", "Relay", "Watcher"]

@@ -1,0 +1,349 @@
+"""A node in the simulation: the node's own bucket, flusher, disk, ends and commands, without sockets and processes.
+
+What stands in for the world: the disk is a `Platter`, the thread of the flusher is a virtual delay, clients call the
+handlers of the commands, and `crash` forgets everything but the platter. `SimBucket` tells the model of every change
+and has it look at every copy at the moments when it must be whole: the end of a snapshot, a promotion, a rollback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from headrace.history import Cause, State, Transition
+from headrace.ids import VBucketId
+from headrace.node.bucket import Bucket
+from headrace.node.buckets import OpenBucket
+from headrace.node.clock import CasClock
+from headrace.node.commands import items, seqnos, vbuckets
+from headrace.node.flusher import Flusher
+from headrace.node.pager import Pager
+from headrace.store.records import unpack
+from headrace.testing.sim.disk import Platter, SimDisk
+from headrace.testing.sim.model import Broken, Copy, Place, Shown
+from headrace.wire.catalogue import DeleteVBucket, GetFailoverLog, SetVBucket
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+    from random import Random
+
+    from headrace.history import FailoverLog
+    from headrace.node.limits import NodeLimits
+    from headrace.node.session import Session
+    from headrace.node.vbucket import VBucket
+    from headrace.store import VBucketRecord
+    from headrace.testing.link import MemoryLine
+    from headrace.testing.sim.world import World
+    from headrace.wire.message import Request, Response
+
+T = TypeVar("T")
+
+EPOCH_S = 1_700_000_000
+"""What the clocks of the simulation say when it begins."""
+
+
+class Down(Exception):  # noqa: N818 - it is no error that a node is down
+    """The node does not answer."""
+
+
+class SimBucket(Bucket):
+    """The bucket of a node, looked at."""
+
+    def __init__(self, node: SimNode, disk: SimDisk, *, vbuckets: int, limits: NodeLimits) -> None:
+        super().__init__("default", disk, vbuckets=vbuckets, limits=limits)
+        self.clock = CasClock(self.clock_floor(disk), now_ns=node.wall_ns)
+        self.node = node
+        self.is_alive = True
+        """Whether this is still the memory of its node: what outlives a crash by a moment counts for nothing."""
+
+    @staticmethod
+    def clock_floor(disk: SimDisk) -> int:
+        """The largest CAS that the disk knows."""
+        return max((one.cas_max for one in disk.vbuckets().values()), default=0)
+
+    def put(self, vb: VBucket, key: bytes, record: bytes) -> None:
+        """Make a record the newest of its key: this is history."""
+        super().put(vb, key, record)
+        if self.is_alive:
+            if vb.state is not State.ACTIVE:
+                raise Broken(f"vbucket {vb.id} at {self.node.name} is {vb.state.name} and made a change")
+            self.node.world.model.wrote(vb.id, vb.vbuuid, record, self.node.name)
+
+    def make_vbucket(self, vb_id: VBucketId, state: State) -> VBucket:
+        """Make a vbucket: a branch begins."""
+        vb = super().make_vbucket(vb_id, state)
+        self.node.began(vb)
+        return vb
+
+    def set_state(self, vb: VBucket, state: State, cause: Cause) -> Transition:
+        """Change a state. A vbucket that becomes active is a whole state, and has all that it had whole before."""
+        before, was, whole = vb.state, vb.vbuuid, Place(vb.vbuuid, vb.whole_seqno)
+        change = super().set_state(vb, state, cause)
+        if self.is_alive:
+            self.node.world.trace(f"{self.node.name} vb {vb.id}: {before.name} -> {state.name} ({cause}) at {whole}")
+            if vb.vbuuid != was:
+                self.node.began(vb)
+            if state is State.ACTIVE and before is not State.ACTIVE:
+                self.node.require_whole(vb, "its promotion")
+                self.node.require_in(vb, whole, "what it had whole before its promotion")
+            self.node.world.owners_changed()
+        return change
+
+    def adopt(self, vb: VBucket, log: FailoverLog) -> None:
+        """Take over a log: what is whole here must be in that history."""
+        super().adopt(vb, log)
+        if self.is_alive and not vb.is_spilled:
+            self.node.require_whole(vb, "the beginning of its stream")
+
+    def end_snapshot(self, vb: VBucket) -> None:
+        """A snapshot is whole."""
+        super().end_snapshot(vb)
+        if self.is_alive:
+            self.node.require_whole(vb, "the end of a snapshot")
+
+    def reset(self, vb: VBucket, kept: VBucketRecord) -> None:
+        """A vbucket was rolled back."""
+        super().reset(vb, kept)
+        if self.is_alive:
+            place = self.node.place_of(vb)
+            self.node.world.trace(f"{self.node.name} vb {vb.id}: rolled back to {place}")
+            self.node.require_whole(vb, "its rollback")
+            self.node.rolled_back(vb)
+
+
+class SimFlusher(Flusher):
+    """The flusher of a node, whose thread is a delay."""
+
+    def __init__(self, bucket: SimBucket, disk: SimDisk, rng: Random) -> None:
+        super().__init__(bucket)
+        self.slow_s = 0.002
+        self._rng = rng
+        self._disk = disk
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Work for a while, then do it, then be told of it; a crash may come between any two of them."""
+        await asyncio.sleep(self.slow_s * self._rng.random())
+        result = work()
+        await asyncio.sleep(self.slow_s * self._rng.random())
+        return result
+
+    def die(self) -> None:
+        """End with the process."""
+        self._task.cancel()
+
+
+class SimPager(Pager):
+    """A pager that works when it is told to."""
+
+    def __init__(self, bucket: Bucket, flusher: Flusher) -> None:
+        self._bucket = bucket
+        self._flusher = flusher
+        self._tasks = []
+
+
+class _Services:
+    sync_every_write = False
+
+
+class SimSession:
+    """What the handlers of commands want of a client."""
+
+    def __init__(self, opened: OpenBucket) -> None:
+        self.opened = opened
+        self.bucket = opened.bucket
+        self.services = _Services()
+        self.end = None
+        self.datatypes = 0
+        self.features: frozenset[int] = frozenset()
+        self.tells_seqno = True
+        self.said_hello = True
+
+
+class SimNode:
+    """One node: it is up or down, has a platter and a clock of its own, and lines to others."""
+
+    def __init__(self, world: World, name: str, *, vbuckets: int, limits: NodeLimits) -> None:
+        self.world = world
+        self.name = name
+        self.platter = Platter(vbuckets)
+        self.limits = limits
+        self.wall_offset_s = 0.0
+        self.is_cut_off = False
+        """Whether nobody but its own clients reaches it."""
+        self.opened: OpenBucket | None = None
+        self.lines: set[MemoryLine] = set()
+        self.starts = 0
+        self.durable: dict[int, list[Place]] = defaultdict(list)
+        """By vbucket: places that this node told to be on its disk, and that it was not rolled back behind."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # ----------------------------------------------------------------------------------------------- its life
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its process runs."""
+        return self.opened is not None
+
+    @property
+    def bucket(self) -> SimBucket:
+        """Its bucket."""
+        if self.opened is None:
+            raise Down(self.name)
+        return cast("SimBucket", self.opened.bucket)
+
+    @property
+    def flusher(self) -> SimFlusher:
+        """Its flusher."""
+        if self.opened is None:
+            raise Down(self.name)
+        return cast("SimFlusher", self.opened.flusher)
+
+    @property
+    def disk(self) -> SimDisk:
+        """Its disk."""
+        return cast("SimDisk", self.bucket.disk)
+
+    def vb(self, vb_id: int) -> VBucket | None:
+        """A vbucket; None where the node is down or has none."""
+        return None if self.opened is None else self.opened.bucket.vbuckets[vb_id]
+
+    def wall_ns(self) -> int:
+        """What its clock shows, be it right or wrong."""
+        return int((EPOCH_S + self.world.loop.time() + self.wall_offset_s) * 1_000_000_000)
+
+    def start(self) -> None:
+        """Start the process: recover from the platter."""
+        world = self.world
+        self.starts += 1
+        disk = SimDisk(self.platter, world.rng)
+        lost = disk.recover([world.new_vbuuid() for _ in self.platter.marks])
+        bucket = SimBucket(self, disk, vbuckets=len(self.platter.marks), limits=self.limits)
+        flusher = SimFlusher(bucket, disk, world.rng)
+        self.opened = OpenBucket(bucket, flusher, SimPager(bucket, flusher))
+        told = []
+        for vb in bucket.vbuckets:
+            if vb is None:
+                continue
+            told.append(f"{vb.id}:{vb.state.name[0]}{vb.high_seqno}")
+            self.began(vb)
+            if not vb.is_spilled:
+                self.require_whole(vb, "its start")
+            for place in self.durable[vb.id]:
+                self.require_in(vb, place, "what it had told to be on disk before its start")
+        world.trace(f"{self.name} starts, lost {sorted(lost)}: {' '.join(told)}")
+        world.owners_changed()
+
+    def crash(self, *, power: bool) -> None:
+        """End the process, with all that was in its memory."""
+        self.world.trace(f"{self.name} crashes{', power and all' if power else ''}")
+        self.bucket.is_alive = False
+        self.flusher.die()
+        self.opened = None
+        for task in list(self._tasks):
+            task.cancel()
+        for line in list(self.lines):
+            line.forget()
+            self.world.peer_crashed(line)
+        self.lines.clear()
+        if power:
+            self.platter.lose_power()
+
+    async def call(self, work: Awaitable[T] | Coroutine[Any, Any, T]) -> T:
+        """Wait for something that the node does; `Down` when it ends before."""
+        if self.opened is None:
+            if asyncio.iscoroutine(work):
+                work.close()
+            raise Down(self.name)
+        task: asyncio.Task[T] = asyncio.ensure_future(work)  # type: ignore[assignment]  # a coroutine becomes a task
+        self._tasks.add(task)
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        finally:
+            self._tasks.discard(task)
+        if task.cancelled():
+            raise Down(self.name)
+        return task.result()
+
+    # -------------------------------------------------------------------------------------------- its commands
+
+    def session(self) -> Session:
+        """A client's session."""
+        if self.opened is None:
+            raise Down(self.name)
+        return cast("Session", SimSession(self.opened))
+
+    async def set_vbucket(self, vb_id: int, state: State) -> None:
+        """The command of a manager."""
+        request = SetVBucket(vbucket=VBucketId(vb_id), state=state)
+        await self.call(cast("Coroutine[Any, Any, Response]", vbuckets.set_vbucket(self.session(), request)))
+
+    async def delete_vbucket(self, vb_id: int) -> None:
+        """The command of a manager."""
+        request = DeleteVBucket(vbucket=VBucketId(vb_id))
+        await self.call(cast("Coroutine[Any, Any, Response]", vbuckets.delete_vbucket(self.session(), request)))
+
+    def failover_log(self, request: GetFailoverLog) -> Response:
+        """The command of a reader."""
+        return cast("Response", seqnos.failover_log(self.session(), request))
+
+    def serve(self, handler: Callable[[Session, Any], Any], request: Request) -> Any:
+        """Serve a command on items, as a connection would."""
+        bucket = self.bucket
+        bucket.clock.tick()
+        try:
+            return handler(self.session(), request)
+        finally:
+            bucket.changed()
+
+    # ------------------------------------------------------------------------------------------- what it shows
+
+    def place_of(self, vb: VBucket) -> Place:
+        """Where a vbucket is whole."""
+        return Place(vb.vbuuid, vb.whole_seqno)
+
+    def copy_of(self, vb: VBucket) -> Copy:
+        """What a vbucket shows, layer by layer, without a trace in memory: half a snapshot is none of it."""
+        bucket = self.bucket
+        with bucket.disk.reader.snapshot() as snapshot:
+            found = {unpack(one).key: one for one in snapshot.records(vb.id)}
+        for key, record in vb.items.items():
+            if key not in vb.flushing and key not in vb.dirty and found.get(key) != record:
+                raise Broken(f"vbucket {vb.id} at {self.name}: memory has another {key!r} than the disk")
+        found.update(vb.flushing)
+        found.update(vb.dirty)
+        return {key: Shown.of(unpack(record)) for key, record in found.items()}
+
+    def began(self, vb: VBucket) -> None:
+        """A vbucket is there; its branch may be new."""
+        self.world.model.branched(vb.id, vb.failover_log)
+
+    def require_whole(self, vb: VBucket, when: str) -> None:
+        """A vbucket must be a state that its history had."""
+        if vb.is_spilled:
+            raise Broken(f"vbucket {vb.id} at {self.name} at {when} is in the middle of a snapshot")
+        self.world.model.require_copy(vb.id, self.place_of(vb), self.copy_of(vb), f"{self.name}, {when}")
+
+    def require_in(self, vb: VBucket, place: Place, what: str) -> None:
+        """A vbucket must have a place in its history."""
+        if not self.world.model.contains(vb.id, self.place_of(vb), place):
+            raise Broken(f"vbucket {vb.id} at {self.name} is at {self.place_of(vb)}, without {what}: {place}")
+
+    def rolled_back(self, vb: VBucket) -> None:
+        """What was told to be on disk, and is not in the history of the owner, is no promise of this node any more."""
+        contains, here = self.world.model.contains, self.place_of(vb)
+        self.durable[vb.id] = [place for place in self.durable[vb.id] if contains(vb.id, here, place)]
+
+    def observe(self, vb: VBucket) -> None:
+        """A client asks what is on disk, and relies on it."""
+        place = Place(vb.vbuuid, min(vb.persisted_seqno, vb.whole_seqno))
+        if place.seqno and place not in self.durable[vb.id]:
+            self.durable[vb.id].append(place)
+            if vb.state is State.ACTIVE:
+                self.world.promised(vb.id, place)
+
+
+__all__ = ["Down", "SimBucket", "SimFlusher", "SimNode", "items"]
