@@ -61,10 +61,11 @@ format: setup ## Format, and fix what ruff can fix
 docs: setup ## Write the generated reference pages
 	$(BIN)/python tools/generate_docs.py
 
-bench: setup ## Measure decoding, the store, and the node beside memcached: some 15 minutes
+bench: setup ## Measure decoding, the store, the node beside memcached, and its streams: some 20 minutes
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/kv.py
+	$(BIN)/python benchmarks/stream.py
 
 fuzz: setup ## Fuzz the decoder for FUZZ_SECONDS (30)
 	@mkdir -p .fuzz

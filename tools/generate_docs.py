@@ -1,7 +1,8 @@
 """Write the reference pages, or with --check say which are stale.
 
-Everything on these pages comes from the catalogue, the codes and the command line of the package itself; the modules
-in tools/reference turn that into Markdown. `make docs` writes, `make test` checks.
+Everything on these pages comes from the catalogue, the codes and the command line of the package itself, and from the
+tests' table of differences; the modules in tools/reference turn that into Markdown. `make docs` writes, `make test`
+checks.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from headrace.wire.dialects import Dialect
 from tools.reference.codes_page import codes_page
 from tools.reference.command_page import explain_page
 from tools.reference.dialect_pages import dialect_page, index, kv_page, responses_page
+from tools.reference.differences_page import differences_page
 from tools.reference.header_page import header_page
 from tools.reference.markdown import GENERATED
 from tools.reference.node_page import node_page
@@ -38,6 +40,7 @@ def pages() -> dict[str, str]:
         "protocol/header.md": header_page(),
         "protocol/codes.md": codes_page(),
         "reference/explain.md": explain_page(),
+        "reference/differences.md": differences_page(),
         "reference/rows.md": rows_page(),
         "reference/node.md": node_page(),
         "reference/stats.md": stats_page(),

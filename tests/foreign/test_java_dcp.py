@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace.client import KvConnection, Loader, LoadRow
 from tests.foreign.conftest import VBUCKETS
 from tests.foreign.witness import PASSWORD, Book, Client, Witness, java_program, still_there, users_file
 
@@ -65,6 +66,23 @@ def test_from_disk_to_now(client: Client, start: Callable[..., Server], tmp_path
     assert len(client.changes) == len(book.newest)
     assert {event["reason"] for event in client.of("stream end")} == {"OK"}
     assert not client.of("failure", "rollback")
+
+
+@pytest.mark.parametrize(("vbuckets", "times"), [(64, 8), (1024, 2)])
+def test_all_streams_come_to_their_end(
+    witness: Witness, start: Callable[..., Server], tmp_path: Path, vbuckets: int, times: int
+):
+    """Of many streams that all have to wait for their turn at the disk none is forgotten."""
+    server = start("--data", str(tmp_path), vbuckets=vbuckets)
+    with KvConnection(server.host, server.port) as kv:
+        loader = Loader(kv, refused=lambda row, error: pytest.fail(f"{row.key!r}: {error}"))
+        for number in range(20_000):
+            loader.add(LoadRow("", b"key-%d" % number, b"x" * (number % 1000)))
+        loader.finish()
+    server.restart()
+    for _ in range(times):
+        drained = witness.client().do("drain", host=server.host, port=server.port, flow_bytes=1 << 20, seconds_max=30)
+        assert (drained["unended"], drained["mutations"], drained["deletions"]) == (0, 20_000, 0)
 
 
 def test_from_now(client: Client, server: Server):
@@ -236,6 +254,28 @@ def test_mitigated_rollbacks(client: Client, witness: Witness, start: Callable[.
     assert not client.of("failure", "rollback", "stream end")
 
 
+def test_mitigated_rollbacks_need_none(client: Client, start: Callable[..., Server], tmp_path: Path):
+    """What such a client was given before a crash it keeps: what the crash took back it never had."""
+    server = start("--data", str(tmp_path))
+    with Book(server) as book:
+        book.write_some(seed=1)
+        client.connect(server, flow_bytes=10 * 1024 * 1024, mitigate_ms=20)
+        client.do("stream")
+        client.wait_for(book.high)
+        book.persist()
+        kept, high = book.copy()
+        book.stop_persistence()
+        book.write_some(seed=2)
+        server.kill()
+        server.start()
+        book.reconnect()
+        book.newest, book.high = kept, high
+        book.write_some(seed=3)
+        client.wait(lambda: book.agrees_with(still_there(client.events)), "what was written after the crash")
+        book.check(client.changes)
+    assert not client.of("failure", "rollback")
+
+
 @pytest.mark.parametrize("compression", ["DISABLED", "ENABLED", "FORCED"])
 def test_compression(client: Client, server: Server, compression: str):
     """Values arrive as they are, whether they were stored compressed or shall be compressed for the way."""
@@ -305,5 +345,7 @@ def test_users(witness: Witness, start: Callable[..., Server], tmp_path: Path):
         client.do("stream")
         client.wait_for(book.high)
         book.check(client.changes)
-        address = {"host": server.host, "port": server.port}
-        assert witness.client().ask("connect", **address, user="reader", password="wrong")["event"] == "failed"
+        stranger = {"user": "reader", "password": "wrong", "bootstrap_ms": 500}
+        refused = witness.client().ask("connect", host=server.host, port=server.port, **stranger)
+        assert refused["event"] == "failed"
+        assert "a login was refused" in server.said

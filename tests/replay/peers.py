@@ -44,6 +44,7 @@ class Stream:
 
     markers: int = 0
     end: int = 0
+    previous_end: int = 0
     last: int = 0
     expects_first: bool = False
     start: int = 0
@@ -61,6 +62,7 @@ class Stream:
         assert marker.start_seqno is not None
         assert marker.end_seqno is not None
         self.markers += 1
+        self.previous_end = self.end
         self.start, self.end, self.expects_first = marker.start_seqno, marker.end_seqno, True
         if self.is_live:
             self.live_flags.add((marker.flags or 0) & ~NEW_CHECKPOINT)
@@ -68,7 +70,8 @@ class Stream:
     def take(self, item: Item) -> Iterable[tuple[str, object, object]]:
         """A change comes; give what is wrong with its place, and where its snapshot does not begin with it."""
         if self.is_live and self.expects_first and self.start != item.by_seqno:
-            yield "start_seqno of live markers", item.by_seqno, self.start
+            ours = self.start == self.previous_end
+            yield "start_seqno of live markers" if ours else "start_seqno", item.by_seqno, self.start
         if not self.start <= item.by_seqno <= self.end or item.by_seqno <= self.last:
             yield "place in its snapshot", f"after {self.last}, in {self.start}..{self.end}", item.by_seqno
         self.expects_first = False

@@ -144,7 +144,7 @@ class Player:
                 if line.number in self._directions:
                     self._directions[line.number](self._stage)
                 self._play(line, line.time_s - before)
-                before = line.time_s
+                before = before if line.kind is Kind.REMARK else line.time_s
             self._peers.settle(END_S)
             self._end()
         finally:

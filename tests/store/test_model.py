@@ -105,10 +105,10 @@ class Machine(RuleBasedStateMachine):
         self.oracle.write(all_changes)
         self.compare()
 
-    @rule(vbucket=vbuckets, drawn=st.lists(st.lists(one_change, min_size=1, max_size=1), min_size=3, max_size=6))
-    def write_often(self, vbucket: int, drawn: list[list[tuple[bytes, str, int, int]]]) -> None:
-        for of in drawn:
-            one = [self.changes_of(vbucket, of)]
+    @rule(vbucket=vbuckets, drawn=st.lists(st.tuples(one_change, st.booleans()), min_size=3, max_size=6))
+    def write_often(self, vbucket: int, drawn: list[tuple[tuple[bytes, str, int, int], bool]]) -> None:
+        for of, is_whole in drawn:
+            one = [self.changes_of(vbucket, [of], rest=not is_whole)]
             self.writer.write(one)
             self.oracle.write(one)
         self.compare()

@@ -11,12 +11,20 @@ import typer
 from headrace import __version__
 from headrace.cli.chaos import chaos
 from headrace.cli.explain import EPILOG, explain
+from headrace.cli.failover import EPILOG as FAILOVER_EPILOG
+from headrace.cli.failover import failover
 from headrace.cli.items import DELETE_EXAMPLES, GET_EXAMPLES, SET_EXAMPLES, delete, epilog, get, set_
 from headrace.cli.load import EPILOG as LOAD_EPILOG
 from headrace.cli.load import load
+from headrace.cli.move import EPILOG as MOVE_EPILOG
+from headrace.cli.move import move
 from headrace.cli.node import EPILOG as NODE_EPILOG
 from headrace.cli.node import EXIT_INTERRUPTED, node
 from headrace.cli.output import EXIT_OUTPUT, say, silence
+from headrace.cli.replicate import EPILOG as REPLICATE_EPILOG
+from headrace.cli.replicate import replicate
+from headrace.cli.tail import EPILOG as TAIL_EPILOG
+from headrace.cli.tail import tail
 from headrace.cli.user import user
 
 app = typer.Typer(
@@ -51,6 +59,10 @@ app.command("get", epilog=epilog(GET_EXAMPLES))(get)
 app.command("set", epilog=epilog(SET_EXAMPLES))(set_)
 app.command("delete", epilog=epilog(DELETE_EXAMPLES))(delete)
 app.command(epilog=LOAD_EPILOG)(load)
+app.command(epilog=TAIL_EPILOG)(tail)
+app.command(epilog=REPLICATE_EPILOG)(replicate)
+app.command(epilog=MOVE_EPILOG)(move)
+app.command(epilog=FAILOVER_EPILOG)(failover)
 app.add_typer(user, name="user")
 app.add_typer(chaos, name="chaos")
 

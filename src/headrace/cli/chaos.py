@@ -16,21 +16,21 @@ from headrace.cli.output import OutputFormat
 from headrace.protocol.faults import FAULTS, Argument, Fault, Kind
 
 EXAMPLES = {
-    "failover": ("headrace chaos failover --vbuckets 0 --lost 10",),
-    "rollback": ("headrace chaos rollback --vbuckets 0,4-7 --to 100", "headrace chaos rollback --vbuckets all --to 0"),
+    "failover": ("headrace chaos failover --vbucket 0 --lost 10",),
+    "rollback": ("headrace chaos rollback --vbucket 0,4-7 --to 100", "headrace chaos rollback --vbucket all --to 0"),
     "pause": ("headrace chaos pause",),
     "resume": ("headrace chaos resume",),
-    "purge": ("headrace chaos purge", "headrace chaos purge --vbuckets 0 --older-than-s 3600"),
+    "purge": ("headrace chaos purge", "headrace chaos purge --vbucket 0 --older-than-s 3600"),
     "slow": ("headrace chaos slow --bytes-per-second 10000 --name 'my-consumer*'",),
     "cut": (
         "headrace chaos cut",
         "headrace chaos cut --after-messages 10 --mid-message",
         "headrace chaos cut --after-bytes 100000 --again",
     ),
-    "end": ("headrace chaos end --vbuckets 0 --reason too_slow",),
+    "end": ("headrace chaos end --vbucket 0 --reason too_slow",),
     "refuse": (
         "headrace chaos refuse --status temporary_failure --count 3",
-        "headrace chaos refuse --status rollback --seqno 0 --vbuckets 0",
+        "headrace chaos refuse --status rollback --seqno 0 --vbucket 0",
     ),
     "freeze": ("headrace chaos freeze",),
     "thaw": ("headrace chaos thaw",),
@@ -47,6 +47,8 @@ _METAVARS = {
     Kind.STATUS: "STATUS",
     Kind.REASON: "REASON",
 }
+_OPTIONS = {"vbuckets": "--vbucket"}
+"""Options that are called as other commands call them."""
 _TYPES: dict[Kind, type] = {Kind.NUMBER: int, Kind.FLAG: bool}
 
 chaos = typer.Typer(
@@ -85,18 +87,16 @@ def _command(fault: Fault) -> Callable[..., None]:
 
 
 def _parameter(argument: Argument) -> inspect.Parameter:
-    """The option of an argument: what is not given is left to the node."""
+    """The option of an argument."""
     kind = _TYPES.get(argument.kind, str)
     option: Any = typer.Option(
-        f"--{argument.name.replace('_', '-')}",
+        _OPTIONS.get(argument.name, f"--{argument.name.replace('_', '-')}"),
         metavar=_METAVARS.get(argument.kind),
         help=f"{argument.sentence[0].upper()}{argument.sentence[1:]}.",
-        show_default=False if argument.is_needed or argument.default in {None, False} else str(argument.default),
+        show_default=argument.kind is not Kind.FLAG,
     )
-    annotation: Any = Annotated[kind, option] if argument.is_needed else Annotated[kind | None, option]
-    default = inspect.Parameter.empty if argument.is_needed else None
-    if argument.kind is Kind.FLAG:
-        annotation, default = Annotated[bool, option], False
+    default: Any = inspect.Parameter.empty if argument.is_needed else argument.default
+    annotation: Any = Annotated[kind | None, option] if default is None else Annotated[kind, option]
     return inspect.Parameter(argument.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

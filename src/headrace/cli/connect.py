@@ -21,7 +21,9 @@ from headrace.cli.output import EXIT_OUTPUT, OutputError, say, silence
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.client import KvConnection
+    import ssl
+
+    from headrace.client import Address, KvConnection
 
 EXIT_REFUSED = 1
 """The exit code for what the server does not have, or does not do."""
@@ -75,18 +77,14 @@ class Target:
     tls_ca: TlsCaOption = None
     timeout_s: TimeoutOption = 10.0
 
-    def open(self) -> "KvConnection":
-        """Connect; the password is read only here."""
-        from headrace.client import Address, KvConnection  # noqa: PLC0415 - see the top of the file
+    def parts(self) -> "tuple[Address, str | None, ssl.SSLContext | None]":
+        """The address, the password and what TLS needs; the password is read only here."""
+        from headrace.client import Address  # noqa: PLC0415 - see the top of the file
 
         address = Address.parse(self.connect)
         if self.tls_ca is not None and not address.tls:
             raise CommandError("--tls-ca needs a couchbases:// address")
-        password = None
-        if self.username is not None:
-            password = read_password(self.password_env, self.password_file)
-        elif self.password_env is not None or self.password_file is not None:
-            raise CommandError("a password needs --username")
+        password = self.password()
         tls = None
         if address.tls:
             import ssl  # noqa: PLC0415 - 15 ms that an open connection need not wait
@@ -95,6 +93,13 @@ class Target:
                 tls = ssl.create_default_context(cafile=self.tls_ca)
             except OSError as error:
                 raise CommandError(f"{self.tls_ca}: no certificates to trust: {error.strerror or error}") from None
+        return address, password, tls
+
+    def open(self) -> "KvConnection":
+        """Connect."""
+        from headrace.client import KvConnection  # noqa: PLC0415 - see the top of the file
+
+        address, password, tls = self.parts()
         return KvConnection(
             address.host,
             address.port,
@@ -104,6 +109,14 @@ class Target:
             tls=tls,
             timeout_s=self.timeout_s,
         )
+
+    def password(self) -> str | None:
+        """Read the password from where the options say; None without a user."""
+        if self.username is not None:
+            return read_password(self.password_env, self.password_file)
+        if self.password_env is not None or self.password_file is not None:
+            raise CommandError("a password needs --username")
+        return None
 
 
 def connected(command: Callable[..., None]) -> Callable[..., None]:

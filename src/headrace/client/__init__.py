@@ -1,12 +1,23 @@
-"""Clients of a node or a Couchbase server. For now the side of items; blocking, one node.
+"""Clients of a node or a Couchbase server: items at one node, and the changes of a bucket over all its nodes.
 
 address     where a server is                             address
-connection  hello, SCRAM, bucket; get, set, delete        connection, transport
+opening     hello, SCRAM, bucket, whoever moves bytes     opening
+connection  get, set, delete                              connection, transport
 vbuckets    which vbucket a key belongs to                vbuckets
-items       flags, datatype and expiry of a value           items
+items       flags, datatype and expiry of a value         items
 loading     many sets in blocks, each row accounted for   loading
 errors      what a server's status means                  errors
+
+options     what a reader of changes is told              options, planning, positions
+readers     sockets that block, or an event loop          reader, aio
+follower    all nodes and streams, without a socket       follower, link, cluster_map, mitigation
+events      what a reader gives                           events, changes, sifting
+
+What reads changes needs Arrow and the kernel, and is imported when it is first asked for.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from headrace.client.address import Address
 from headrace.client.connection import DEFAULT_BUCKET, TIMEOUT_S, KvConnection
@@ -39,16 +50,34 @@ from headrace.client.items import VALUE_BYTES_MAX, Beside, CommonFlags, beside, 
 from headrace.client.loading import Loader, LoadRow
 from headrace.client.vbuckets import count_vbuckets, vbucket_of
 
+if TYPE_CHECKING:
+    from headrace.client.aio import AsyncBatchReader, AsyncChangeReader
+    from headrace.client.changes import Change, SnapshotMarked
+    from headrace.client.cluster_map import ClusterMap
+    from headrace.client.events import Batch, RolledBack, StreamEnded, StreamStarted
+    from headrace.client.follower import RollbackError
+    from headrace.client.options import ChangeOptions, OnRollback, OptionError
+    from headrace.client.positions import Positions, PositionsError
+    from headrace.client.reader import BatchReader, ChangeReader
+
 __all__ = [
     "DEFAULT_BUCKET",
     "TIMEOUT_S",
     "VALUE_BYTES_MAX",
     "Address",
     "AddressError",
+    "AsyncBatchReader",
+    "AsyncChangeReader",
     "AuthFailedError",
+    "Batch",
+    "BatchReader",
     "Beside",
     "BusyError",
+    "Change",
+    "ChangeOptions",
+    "ChangeReader",
     "ClientError",
+    "ClusterMap",
     "CommonFlags",
     "ConnectionLostError",
     "InternalError",
@@ -65,9 +94,18 @@ __all__ = [
     "NotMyVBucketError",
     "NotStoredError",
     "NotSupportedError",
+    "OnRollback",
+    "OptionError",
     "OutOfMemoryError",
+    "Positions",
+    "PositionsError",
+    "RollbackError",
+    "RolledBack",
     "ServerAnswerError",
+    "SnapshotMarked",
     "StatusError",
+    "StreamEnded",
+    "StreamStarted",
     "TemporaryFailureError",
     "TooBigError",
     "UnknownCommandError",
@@ -78,3 +116,29 @@ __all__ = [
     "vbucket_of",
     "wire_expiry",
 ]
+
+_HOMES = {
+    "AsyncBatchReader": "aio",
+    "AsyncChangeReader": "aio",
+    "Batch": "events",
+    "BatchReader": "reader",
+    "Change": "changes",
+    "ChangeOptions": "options",
+    "ChangeReader": "reader",
+    "ClusterMap": "cluster_map",
+    "OnRollback": "options",
+    "OptionError": "options",
+    "Positions": "positions",
+    "PositionsError": "positions",
+    "RollbackError": "follower",
+    "RolledBack": "events",
+    "SnapshotMarked": "changes",
+    "StreamEnded": "events",
+    "StreamStarted": "events",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -65,7 +65,7 @@ class Taker(Protocol):
     def advance(self, vbucket: VBucketId, seqno: Seqno, end: Seqno) -> None:
         """One change was handed on."""
 
-    def taken_rows(self, batch: Batch) -> None:
+    def take(self, event: Batch) -> None:
         """All changes of a batch were."""
 
 
@@ -102,7 +102,7 @@ def each_change(batch: Batch, taker: Taker) -> Iterator[Change | SnapshotMarked]
     while marker is not None:
         yield from _marked(marker.message)
         marker = next(markers, None)
-    taker.taken_rows(batch)
+    taker.take(batch)
 
 
 def _marked(message: Any) -> Iterator[SnapshotMarked]:

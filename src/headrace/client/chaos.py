@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from headrace.client.errors import ConnectionLostError, ServerAnswerError
+from headrace.client.errors import ConnectionLostError, ServerAnswerError, error_of
 from headrace.errors import LocalProtocolError
 from headrace.protocol.faults import FAULTS
 from headrace.wire.catalogue import SetParam, Text
-from headrace.wire.codes import ParamKind
+from headrace.wire.codes import ParamKind, Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +35,8 @@ def make_trouble(connection: KvConnection, name: str, arguments: Mapping[str, ob
     given = {key: value for key, value in arguments.items() if value is not None}
     fault.read(given)
     asked = f"{name} at {connection.address}"
+    if connection.vbuckets is None:  # memcached waits for more bytes when it does not know a command that has a body
+        raise error_of(asked, Status.NOT_SUPPORTED, b"it is no node of ours")
     request = SetParam(kind=ParamKind.DCP, key=fault.parameter.encode(), value=json.dumps(given).encode())
     try:
         reply = connection.request(request, asked=asked)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.client.address import Address
-from headrace.client.errors import AddressError, ServerAnswerError
+from headrace.client.errors import AddressError, ConnectionLostError, ServerAnswerError
 from headrace.client.vbuckets import VBUCKETS_MAX
 
 _HOST = "$HOST"
@@ -24,6 +24,8 @@ class ClusterMap:
     version: tuple[int, int]
     nodes: tuple[Address, ...]
     copies: tuple[tuple[int, ...], ...]
+    bucket_uuid: str = ""
+    """The same at every node of a cluster."""
 
     @classmethod
     def parse(cls, config: bytes, *, dialled: Address) -> ClusterMap:
@@ -46,7 +48,7 @@ class ClusterMap:
         servers = found["serverList"]
         copies = tuple(tuple(int(place) for place in row) for row in found["vBucketMap"])
         if not 0 < len(copies) <= VBUCKETS_MAX:
-            raise ServerAnswerError(f"{dialled}: a map of {len(copies)} vbuckets; the bucket may not be ready yet")
+            raise ConnectionLostError(f"{dialled}: a map of {len(copies)} vbuckets; the bucket may not be ready yet")
         extended = document.get("nodesExt")
         nodes = tuple(
             _extended(extended[place], dialled)
@@ -56,12 +58,28 @@ class ClusterMap:
         )
         if any(place >= len(nodes) for row in copies for place in row):
             raise ServerAnswerError(f"{dialled}: its cluster config places a vbucket at a node that is not listed")
-        return cls(version=(int(document.get("revEpoch", 0)), int(document.get("rev", 0))), nodes=nodes, copies=copies)
+        version = int(document.get("revEpoch", 0)), int(document.get("rev", 0))
+        return cls(version=version, nodes=nodes, copies=copies, bucket_uuid=str(document.get("uuid", "")))
 
     @classmethod
     def alone(cls, node: Address, vbuckets: int) -> ClusterMap:
         """The map of a server that has none: everything is where the client dialled."""
-        return cls(version=(-1, 0), nodes=(node,), copies=((0,),) * vbuckets)
+        return cls(version=(-1, 0), nodes=(node,), copies=((0,),) * vbuckets, bucket_uuid=str(node))
+
+    @classmethod
+    def together(cls, maps: list[ClusterMap]) -> ClusterMap:
+        """Lay maps of several buckets of one name together: a vbucket is where the first of them says that it is."""
+        if len(maps) == 1:
+            return maps[0]
+        nodes: list[Address] = []
+        copies: list[tuple[int, ...]] = [()] * len(maps[0].copies)
+        for each in maps:
+            first = len(nodes)
+            nodes.extend(each.nodes)
+            for vbucket, row in enumerate(each.copies):
+                if not copies[vbucket] and each.node_of(vbucket) is not None:
+                    copies[vbucket] = tuple(place + first if place >= 0 else -1 for place in row)
+        return cls(version=maps[0].version, nodes=tuple(nodes), copies=tuple(copies), bucket_uuid=maps[0].bucket_uuid)
 
     def node_of(self, vbucket: int) -> Address | None:
         """Where a vbucket is active; None while it is nowhere."""

@@ -164,6 +164,10 @@ class Link:
         self._probed_at = now
         self.ask(Noop(), lambda _: None)
 
+    def lived_s(self, now: float) -> float:
+        """For how long it was connected, or tried to."""
+        return now - self._began_at
+
     # -- the owner's side
 
     def ask(self, message: Request, answered: Callable[[Response], None], *, opaque: Opaque | None = None) -> None:

@@ -9,6 +9,7 @@ Memory is bounded: by the window for each node, which the server keeps, and the 
 from __future__ import annotations
 
 import math
+import os
 import select
 import socket
 import time
@@ -45,9 +46,12 @@ class _Line:
 
     def __init__(self, link: Link, tls: ssl.SSLContext | None) -> None:
         self.link = link
-        self.socket = _begin(link, tls)
-        self._handshake = tls is not None
         self.is_connected = False
+        self._tls = tls
+        self._handshake = tls is not None
+        address = link.address
+        self._candidates = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        self.socket = self._begin()
         self._waits: tuple[type[OSError], ...] = (BlockingIOError, InterruptedError)
         if tls is not None:
             import ssl  # noqa: PLC0415 - 15 ms that an open connection need not wait
@@ -63,11 +67,37 @@ class _Line:
 
     _under_way = False
 
+    def _begin(self) -> socket.socket:
+        """Begin to connect to the next address that the name stands for."""
+        family, kind, number, _, where = self._candidates.pop(0)
+        plain = socket.socket(family, kind, number)
+        try:
+            plain.setblocking(False)  # noqa: FBT003 - the socket's own name for it
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with suppress(BlockingIOError):
+                plain.connect(where)
+            if self._tls is None:
+                return plain
+            host = self.link.address.host
+            return self._tls.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
+        except BaseException:
+            plain.close()
+            raise
+
+    @property
+    def has_more(self) -> bool:
+        """Whether TLS holds bytes that no poll would tell of."""
+        return self.is_connected and self._handshake and self.socket.pending() > 0  # type: ignore[attr-defined]
+
     def connect(self) -> bool:
         """Go on connecting; True when it is done."""
         code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code and self._candidates:  # as when localhost is ::1 first, and the server has IPv4 only
+            self.socket.close()
+            self.socket = self._begin()
+            return False
         if code:
-            raise OSError(code, "")
+            raise OSError(code, os.strerror(code))
         if self._handshake:
             self._under_way = True
             try:
@@ -105,23 +135,6 @@ class _Line:
         """Close."""
         with suppress(OSError):
             self.socket.close()
-
-
-def _begin(link: Link, tls: ssl.SSLContext | None) -> socket.socket:
-    address = link.address
-    family, kind, number, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-    plain = socket.socket(family, kind, number)
-    try:
-        plain.setblocking(False)  # noqa: FBT003 - the socket's own name for it
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with suppress(BlockingIOError):
-            plain.connect(where)
-        if tls is None:
-            return plain
-        return tls.wrap_socket(plain, server_hostname=address.host, do_handshake_on_connect=False)
-    except BaseException:
-        plain.close()
-        raise
 
 
 class Reader:
@@ -165,7 +178,7 @@ class Reader:
         """
         event = self._wait(timeout_s)
         if event is not None:
-            self._follower.taken(event)
+            self._follower.taken.take(event)
             self._flush()
         return event
 
@@ -210,7 +223,9 @@ class Reader:
         for line in self._lines.values():
             by_number[line.socket.fileno()] = line
             ready.register(line.socket, line.wants)
-        return [by_number[number] for number, _ in ready.poll(math.ceil(pause_s * 1000))]
+        waiting = [line for line in self._lines.values() if line.has_more]
+        found = [by_number[number] for number, _ in ready.poll(0 if waiting else math.ceil(pause_s * 1000))]
+        return found + [line for line in waiting if line not in found]
 
     def _serve(self, line: _Line) -> None:
         follower, link = self._follower, line.link
@@ -236,20 +251,18 @@ class Reader:
         self._flush()
 
     def _lost(self, link: Link, what: str, error: OSError) -> None:
-        import os  # noqa: PLC0415 - for one word
-
-        told = error.strerror or (os.strerror(error.errno) if error.errno and error.errno > 0 else str(error))
+        told = error.strerror or str(error)
         self._follower.lost(link, ConnectionLostError(f"{link.address}: {what}: {told}"), time.monotonic())
 
     def _open_and_close(self) -> None:
         follower = self._follower
-        while follower.to_close or follower.to_connect:
-            while follower.to_close:
-                line = self._lines.pop(follower.to_close.pop(), None)
+        while follower.nodes.to_close or follower.nodes.to_connect:
+            while follower.nodes.to_close:
+                line = self._lines.pop(follower.nodes.to_close.pop(), None)
                 if line is not None:
                     line.close()
-            while follower.to_connect:
-                link = follower.to_connect.pop()
+            while follower.nodes.to_connect:
+                link = follower.nodes.to_connect.pop()
                 try:
                     self._lines[link] = _Line(link, self._tls)
                 except OSError as error:
@@ -333,9 +346,9 @@ class ChangeReader(Reader):
             if event is None:
                 return None
             if not isinstance(event, Batch):
-                self._follower.told(event)
+                self._follower.taken.take(event)
                 return event
-            self._rest = each_change(event, self._follower)
+            self._rest = each_change(event, self._follower.taken)
 
 
 __all__ = ["BatchReader", "ChangeReader", "Reader"]

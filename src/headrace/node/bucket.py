@@ -163,9 +163,12 @@ class Bucket:
         """Take over the failover log of a vbucket's producer."""
         if log == vb.failover_log:
             return
-        vb.failover_log = log
-        vb.vbuuid = log.latest.vbuuid
+        was, vb.failover_log, vb.vbuuid = vb.vbuuid, log, log.latest.vbuuid
         self._have_written(vb)
+        if vb.vbuuid != was:
+            # Streams of this copy have told the old branch. Their readers would name it for changes of the new one, and
+            # a node that is still on the old one would let them go on.
+            self._tell_state(vb, Transition(ends_streams=True))
 
     def touch_vbucket(self, vb: VBucket) -> None:
         """The state of a vbucket is another: have the flusher write it, though none of its items changed."""

@@ -55,8 +55,8 @@ async def _go_back(opened: OpenBucket, vb: VBucket, to: int) -> None:
         lacking = to - reached
         if 0 < lacking <= PUT_BACK_MAX:
             await _put_back(opened, vb, to, _between(before, vb, reached, to) + in_memory)
-    if vb.high_seqno == to:
-        opened.bucket.adopt(vb, log.prune(above=Seqno(to)))
+    if reached < vb.high_seqno and any(branch.seqno <= to for branch in log):
+        opened.bucket.adopt(vb, log.prune(above=Seqno(to)))  # branches may have begun in what was put back
 
 
 def _between(before: Snapshot, vb: VBucket, after: int, to: int) -> list[bytes]:

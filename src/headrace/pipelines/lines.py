@@ -38,6 +38,8 @@ class Line(Transport):
     def __init__(self, server: Server, features: Iterable[int] = FEATURES) -> None:
         super().__init__(server.address, tls=server.tls, timeout_s=server.timeout_s)
         self.server = server
+        self.sends_delete_times = False
+        """Whether it was agreed that deletions carry their time."""
         self._last_opaque = 0
         try:
             self.features: frozenset[int] = self._go_through(opening(server.login, tuple(features)))
@@ -69,8 +71,9 @@ class Line(Transport):
         flags = OpenFlag.PRODUCER
         if Feature.XATTR in granted:
             flags |= OpenFlag.INCLUDE_XATTRS
-        if Feature.SNAPPY in granted:
+        if Feature.SNAPPY in granted and Feature.SNAPPY in line.features:
             flags |= OpenFlag.INCLUDE_DELETE_TIMES
+            line.sends_delete_times = True
         line.become(flags, name)
         if Feature.ALT_REQUEST in granted:
             line.wish(b"enable_expiry_opcode")

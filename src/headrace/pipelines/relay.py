@@ -6,6 +6,9 @@
 Items are never decoded: of them, only the header's length and opcode are looked at. What says something of a stream
 (requests, markers, states, ends, refusals) is told to a `Watcher`. A way takes no more in while `WAITING_BYTES_MAX`
 wait to go out, so that a slow side slows the other down and nothing gathers here.
+
+One wish of a consumer is not passed on: extended metadata, to a producer that sends delete times. Such a deletion has
+no place for it, and a headrace node sends items as they are kept when nobody asks for it.
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ from struct import Struct
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.client.errors import ServerAnswerError
-from headrace.wire import Dialect
+from headrace.ids import Opaque
+from headrace.wire import Dialect, encode
 from headrace.wire.catalogue import (
     AddStream,
     CloseStream,
+    Control,
     Deletion,
+    Done,
     Expiration,
     Mutation,
     SetVBucketState,
@@ -51,6 +57,8 @@ def _opcode(message: type[Request]) -> int:
 _ITEMS = frozenset(map(_opcode, (Mutation, Deletion, Expiration)))
 _ADD, _CLOSE, _REQUEST = _opcode(AddStream), _opcode(CloseStream), _opcode(StreamRequest)
 _MARKER, _STATE, _END = _opcode(SnapshotMarker), _opcode(SetVBucketState), _opcode(StreamEnd)
+_CONTROL = _opcode(Control)
+_UNWANTED = b"enable_ext_metadata"
 _OF_STREAMS = _ITEMS | {_MARKER, _STATE, _END}
 _OURS = frozenset({_ADD, _CLOSE})
 _MARKER_BYTES = SnapshotMarker.spec.extras_size(SnapshotMarker.spec.layouts[Dialect.DCP][0])
@@ -247,20 +255,26 @@ class Relay:
 
     def _look_up(self, data: bytes, at: int, stop: int) -> bool:
         """Look at a message of the consumer; False for one that is not for the producer."""
-        del stop
         magic, opcode = data[at], data[at + 1]
         (specific,) = _SPECIFIC.unpack_from(data, at + 6)
         (opaque,) = _OPAQUE.unpack_from(data, at + 12)
         if magic == _MAGIC_REQUEST:
             if opcode == _REQUEST:
                 self._watcher.asked(specific, opaque)
-            return True
+            return not (opcode == _CONTROL and self._is_unwanted(data[at:stop], opaque))
         if opcode in _OURS:
             if opcode == _ADD:
                 self._watcher.added(opaque, specific)
             return False
         if specific and opcode in _OF_STREAMS:
             self._watcher.refused(opaque, opcode, specific)
+        return True
+
+    def _is_unwanted(self, frame: bytes, opaque: int) -> bool:
+        """Answer a wish that the producer is not to hear of."""
+        if not self._producer.sends_delete_times or not frame[HEADER_BYTES:].startswith(_UNWANTED):
+            return False
+        self._down.put(encode(Done(opcode=_CONTROL, opaque=Opaque(opaque))))
         return True
 
 

@@ -6,19 +6,34 @@ server may be a headrace node or a Couchbase server.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from headrace.client import KvConnection, NotMyVBucketError
+from headrace.client import KvConnection, NotMyVBucketError, ServerAnswerError, error_of
 from headrace.client.opening import DEFAULT_BUCKET, Login
 from headrace.history import State
 from headrace.ids import Seqno, VBucketId
-from headrace.wire.catalogue import GetAllVBSeqnos, GetVBucket, SeqnoPersistence, Seqnos, SetVBucket, VBucketStateReply
+from headrace.wire import decode, encode
+from headrace.wire.catalogue import (
+    ErrorReply,
+    GetAllVBSeqnos,
+    GetVBucket,
+    SeqnoPersistence,
+    Seqnos,
+    SetVBucket,
+    Stat,
+    StatEntry,
+    VBucketStateReply,
+)
 
 if TYPE_CHECKING:
     import ssl
 
     from headrace.client import Address
+
+_CONNECTION = re.compile(r"eq_dcpq:(.+):[a-z_0-9]+$")
+"""How servers name what they tell of a stream connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +111,29 @@ class Vbuckets:
         reply = self._connection.request(GetAllVBSeqnos(state=state), asked=f"the seqnos of {self.server}")
         assert isinstance(reply, Seqnos)
         return {row.vbucket: int(row.seqno) for row in reply.seqnos}
+
+    def seqno(self, vb: int, state: State | None) -> int:
+        """The high seqno of a vbucket that is in a state; 0 where it is not, or there is none."""
+        return self.seqnos(state).get(vb, 0) if state is not None else 0
+
+    def stats(self, group: str) -> dict[str, str]:
+        """A group of statistics."""
+        self._connection.send(encode(Stat(key=group.encode())))
+        found: dict[str, str] = {}
+        while True:
+            reply = decode(self._connection.next_frame())
+            if isinstance(reply, ErrorReply):
+                raise error_of(f"stats {group} of {self.server}", reply.status, reply.value)
+            if not isinstance(reply, StatEntry):
+                raise ServerAnswerError(f"{self.server}: stats {group} was answered by {reply!r}")
+            if not reply.key:
+                return found
+            found[reply.key.decode(errors="replace")] = reply.value.decode(errors="replace")
+
+    def connections(self) -> set[str]:
+        """The names of the connections that were opened for streams."""
+        names = (_CONNECTION.match(name) for name in self.stats("dcp"))
+        return {found[1] for found in names if found}
 
     def persisted(self, vb: int, seqno: int) -> None:
         """Wait until a vbucket has a seqno on disk; a server that takes too long for it says so."""

@@ -174,13 +174,10 @@ class Fault:
                 raise LocalProtocolError(f"{self.name} takes no {name}: it takes {takes}")
         values: dict[str, Any] = {}
         for argument in self.arguments:
-            value = given.get(argument.name)
-            if value is not None:
-                values[argument.name] = argument.check(value)
-            elif argument.is_needed:
+            value = given.get(argument.name, argument.default)
+            if value is None and argument.is_needed:
                 raise LocalProtocolError(f"{self.name} needs {argument.name}: {argument.sentence}")
-            else:
-                values[argument.name] = argument.default
+            values[argument.name] = None if value is None else argument.check(value)
         return values
 
 
@@ -319,7 +316,7 @@ _FAULTS = (
                 name="reason",
                 kind=Kind.REASON,
                 sentence="why: state_changed, closed, too_slow, disconnected …, or a number",
-                default=int(StreamEndReason.STATE_CHANGED),
+                default="state_changed",
             ),
         ),
     ),
@@ -334,7 +331,7 @@ _FAULTS = (
                 name="status",
                 kind=Kind.STATUS,
                 sentence="with what: temporary_failure, not_my_vbucket, rollback …, or a number",
-                default=int(Status.TEMPORARY_FAILURE),
+                default="temporary_failure",
             ),
             Argument(name="count", kind=Kind.NUMBER, sentence="how many", default=1, least=1, most=_COUNT_MAX),
             Argument(name="seqno", kind=Kind.NUMBER, sentence="where to roll back to, with 0x23", default=0),

@@ -4,7 +4,7 @@ One machine for each stream of a connection. Its table is `STEPS`; what is not i
 nothing over knows STREAMING and ENDED alone. In a takeover the vbucket changes hands by these steps, each of which
 waits for what its input says (capture 10b_takeover_two_servers):
 
-STREAMING   -- caught up, markers acknowledged ----> OFFERED    "be pending" is sent
+STREAMING   -- nearly so, markers acknowledged ----> OFFERED    "be pending" is sent
 OFFERED     -- accepted by the consumer -----------> STOPPING   the vbucket is dead here: no more changes
 STOPPING    -- the disk knows that it is dead -----> DRAINING   what is left is sent
 DRAINING    -- caught up, markers acknowledged ----> HANDED     "be active" is sent: from here on the consumer decides
@@ -170,6 +170,14 @@ class ProducerStream:
     def may_hand_over(self) -> bool:
         """Whether the next step of a takeover waits for nothing but being caught up."""
         return self.takes_over and self.sends and not self._markers_unacked and not self.in_snapshot
+
+    @property
+    def may_offer(self) -> bool:
+        """Whether a takeover has sent a snapshot from memory: under load it never catches up, and need not.
+
+        What is changed meanwhile is sent when the vbucket is dead, and then there is an end of it.
+        """
+        return self.takes_over and self.phase is Phase.STREAMING and self._told_memory
 
     def marker_acked(self) -> bool:
         """Take the answer to a marker that asked for one; False when none did."""

@@ -242,7 +242,7 @@ class Progress:
             self._whole_places.append(whole)
             if len(self._whole_places) > WHOLE_PLACES_MAX:
                 # The far past needs fewer places than the near one: of the older half, every second goes.
-                del self._whole_places[: WHOLE_PLACES_MAX // 2 : 2]
+                del self._whole_places[1 : WHOLE_PLACES_MAX // 2 : 2]
 
     def whole_at_most(self, limit: int) -> Seqno:
         """Give the last remembered place at or below a seqno where a copy is whole; 0 when there is none."""
@@ -329,6 +329,8 @@ class Subscription:
 
     def told_to_roll_back(self, to: Seqno) -> None:
         """Take the answer that this position is off the server's history; its failover log is to be fetched."""
+        if not self.progress.seqno:  # nothing can be wrong with nothing, and it would be asked for ever
+            raise RemoteProtocolError(f"vbucket {self.vbucket}: a rollback to seqno {to} of a reader that has nothing")
         self._step(Input.ROLL_BACK)
         self._rollback_to = to
 
@@ -357,7 +359,7 @@ class Subscription:
             where, way = Where.ANEW, "the connection has another stream of it"
         else:
             self._step(Input.FAIL)
-            return Refusal(where=Where.NOWHERE, text=f"{said}: {_WAY_OUT.get(status, 'it cannot be read')}")
+            return Refusal(where=Where.NOWHERE, text=_WAY_OUT.get(status, "it cannot be read"))
         self._step(Input.RETRY)
         self._ready_at = self._backoff.failed(now)
         return Refusal(where=where, text=f"{said}: {way}")

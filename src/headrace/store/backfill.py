@@ -1,8 +1,9 @@
 """A vbucket read from disk for a stream: its records behind a seqno, in blocks, as one snapshot has them.
 
-A stream sends records as they lie on disk, so nothing here looks at one of them: they are taken some at a time and
-joined, both in C. How many make a block is guessed from those before. A guess may be wrong by the largest record there
-is, so where there may be large ones few are taken at a time.
+A stream sends records as they lie on disk, so nothing here looks at one of them: they are copied from the pages, or,
+where that cannot be (see pages.py), taken by a cursor some at a time and joined. How many make a block is guessed then
+from those before. A guess may be wrong by the largest record there is, so where there may be large ones few are taken
+at a time.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import lmdb
 
-from headrace.store import layout
+from headrace.store import layout, pages
 from headrace.store.contract import StoreError, VBucketRecord
+from headrace.store.pages import PageWalk, walk_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +43,7 @@ class Backfill:
         self._environment = environment
         self._path = environment.path
         self._read_bytes = 0
+        self._has_begun = False
         self._record_bytes = RECORD_BYTES_GUESS
         self._at_once = LARGE_AT_ONCE
         self._txn: lmdb.Transaction[bytes] | None = environment.begin_read()
@@ -48,6 +51,7 @@ class Backfill:
         try:
             self.vbucket = self._vbucket(vbucket)
             self._records = self._from(vbucket, after + 1)
+            self._walk = walk_from(environment, self._txn, layout.by_seqno_name(vbucket), after + 1)
         except BaseException:
             self.close()
             raise
@@ -62,10 +66,37 @@ class Backfill:
         """Whether what is on disk is a state that the vbucket had."""
         return self.vbucket.is_whole
 
-    def block(self, bytes_max: int) -> bytes:
+    def block(self, bytes_max: int) -> bytearray:
         """Whole records by ascending seqno, about so many bytes of them and at least one; nothing at the end."""
         if self._txn is None:
             raise StoreError(f"cannot read the store in {self._path}: the backfill is closed")
+        block = self._joined(bytes_max) if self._walk is None else self._walked(self._walk, bytes_max)
+        self._read_bytes += len(block)
+        if self._read_bytes >= TRIM_BYTES:
+            self._read_bytes = 0
+            self._environment.trim()
+        return block
+
+    def _walked(self, walk: PageWalk, bytes_max: int) -> bytearray:
+        """A block from the pages themselves."""
+        if walk.outcome == pages.END:
+            return bytearray()
+        room = bytearray(bytes_max)
+        size = walk.fill(room)
+        if walk.outcome == pages.TOO_LARGE:
+            room = bytearray(size)
+            size = walk.fill(room)
+        if walk.outcome == pages.BAD and not size and not self._has_begun:
+            self._walk = None  # LMDB's own cursor has to say what is wrong, if anything is
+            return self._joined(bytes_max)
+        if walk.outcome == pages.BAD:
+            raise StoreError(f"the store in {self._path} is damaged: a page of a vbucket cannot be read")
+        self._has_begun = True
+        del room[size:]
+        return room
+
+    def _joined(self, bytes_max: int) -> bytearray:
+        """A block by a cursor."""
         parts: list[bytes] = []
         size = 0
         try:
@@ -80,11 +111,7 @@ class Backfill:
                 self._record_bytes = len(part) // len(records)
         except lmdb.Error as error:
             raise StoreError(f"cannot read the store in {self._path}: {error}") from error
-        self._read_bytes += size
-        if self._read_bytes >= TRIM_BYTES:
-            self._read_bytes = 0
-            self._environment.trim()
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return bytearray().join(parts)
 
     def close(self) -> None:
         """Let go of the state; may be called twice."""

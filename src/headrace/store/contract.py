@@ -90,7 +90,8 @@ class Writer(Protocol):
     def purge(self, vbucket: VBucketId | None = None, *, deleted_before: int, limit: int) -> dict[VBucketId, Seqno]:
         """Drop at most `limit` tombstones older than a time (seconds); give the new purge seqno of each vbucket.
 
-        The purge seqno on disk rises with them. Fewer than `limit` gone means that no older ones are left.
+        The purge seqno on disk rises with them. Fewer than `limit` gone means that no older ones are left. The record at
+        a vbucket's high seqno stays, whatever it is.
         """
         ...
 

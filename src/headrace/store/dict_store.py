@@ -161,7 +161,10 @@ class DictStore:
         tombstones = [
             record
             for record in after.everything()
-            if not record.live and record.delete_time < deleted_before and vbucket in {None, record.vbucket}
+            if not record.live
+            and record.delete_time < deleted_before
+            and vbucket in {None, record.vbucket}
+            and record.seqno != after.of_vbuckets[record.vbucket].high_seqno
         ]
         tombstones.sort(key=lambda record: (record.delete_time, record.vbucket, record.seqno))
         purged: dict[VBucketId, Seqno] = {}

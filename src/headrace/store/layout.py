@@ -78,9 +78,14 @@ COUNT = Struct(">Q")
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
+def by_seqno_name(vbucket: int) -> bytes:
+    """The database that has a vbucket's records by their seqno."""
+    return b"s%04x" % vbucket
+
+
 def database_names() -> list[bytes]:
     """All databases that a reader needs: those of the whole store, those by seqno, those by key."""
-    by_seqno = [b"s%04x" % vbucket for vbucket in range(VBUCKETS_MAX)]
+    by_seqno = [by_seqno_name(vbucket) for vbucket in range(VBUCKETS_MAX)]
     by_key = [b"k%04x" % vbucket for vbucket in range(VBUCKETS_MAX)]
     return [META, VBUCKETS, EXPIRIES, TOMBSTONES, *by_seqno, *by_key]
 

@@ -323,6 +323,13 @@ class StoreWriter:
         if record[1] != places.live or record[places.expiry_at : places.expiry_at + 4] != NO_EXPIRY:
             self._index(txn, vbucket, [(key, record)])
 
+    def _high_seqno(self, txn: lmdb.Transaction[bytes], vbucket: int) -> int:
+        """The newest change on disk. Its record is never purged: a snapshot of the disk ends with it."""
+        stored = txn.get(layout.VBUCKET.pack(vbucket), db=self._environment.handles.vbuckets)
+        if stored is None:
+            raise StoreError(f"vbucket {vbucket} has tombstones and is not there")
+        return layout.decode_vbucket(stored).high_seqno
+
     def _purge(
         self, txn: lmdb.Transaction[bytes], vbucket: VBucketId | None, deleted_before: int, limit: int
     ) -> dict[VBucketId, Seqno]:
@@ -332,7 +339,7 @@ class StoreWriter:
             delete_time, its_vbucket, seqno = layout.TOMBSTONE.unpack(entry)
             if delete_time >= deleted_before or len(doomed) >= limit:
                 break
-            if vbucket is None or its_vbucket == vbucket:
+            if (vbucket is None or its_vbucket == vbucket) and seqno != self._high_seqno(txn, its_vbucket):
                 doomed.append((entry, key, its_vbucket, seqno))
         purged: dict[VBucketId, Seqno] = {}
         for entry, key, its_vbucket, seqno in doomed:

@@ -163,6 +163,11 @@ class MemoryLine:
             return
         end.receive(message, now)
 
+    def cut_link(self, here_s: float | None, there_s: float | None) -> None:
+        """Cut the link of this line; this end and the other one hear of it after so long."""
+        ours, others = (here_s, there_s) if self is self._link.a else (there_s, here_s)
+        self._link.cut(a_hears_s=ours, b_hears_s=others)
+
     def hang_up(self) -> None:
         """The connection is gone for this end, and it hears of it."""
         if self.is_open:
@@ -182,7 +187,12 @@ class Link:
     """A connection between two ends; `join` sets them on their lines."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, rng: Random, *, pace: Pace | None = None, names: tuple[str, str] = ("a", "b")
+        self,
+        loop: asyncio.AbstractEventLoop,
+        rng: Random,
+        *,
+        pace: Pace | None = None,
+        names: tuple[str, str] = ("a", "b"),
     ) -> None:
         self.loop = loop
         self.pace = pace or Pace()

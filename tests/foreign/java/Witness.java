@@ -114,6 +114,9 @@ public final class Witness {
         .noValue(command.is("no_value"))
         .xattrs(command.is("xattrs"))
         .compression(CompressionMode.valueOf(command.text("compression", "ENABLED")));
+    if (command.number("bootstrap_ms", 0) > 0) {
+      builder.bootstrapTimeout(Duration.ofMillis(command.number("bootstrap_ms", 0)));
+    }
     if (command.number("flow_bytes", 0) > 0) {
       builder.flowControl((int) command.number("flow_bytes", 0));
     }
@@ -167,7 +170,7 @@ public final class Witness {
       client.startStreaming().block(PATIENCE);
       boolean whole = ends.await(command.number("seconds_max", 300), TimeUnit.SECONDS);
       long ended = System.nanoTime();
-      return of("whole", whole, "mutations", mutations.sum(), "deletions", deletions.sum(), "bytes", bytes.sum(),
+      return of("whole", whole, "unended", ends.getCount(), "mutations", mutations.sum(), "deletions", deletions.sum(), "bytes", bytes.sum(),
           "seconds", (ended - begun) / 1e9, "seconds_of_events", (firstAndLast[1] - firstAndLast[0]) / 1e9);
     }
   }

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from headrace.history import State
 from headrace.node.commands.items import bucket_of
 from headrace.node.dcp.producer import Producer
 from headrace.node.dispatch import answer, handles
@@ -63,7 +64,7 @@ async def _flush_now(session: Session, request: Flushing) -> Done:
 
 async def _flush_all(opened: OpenBucket) -> None:
     opened.bucket.check_writable()
-    marks = [(vb, vb.high_seqno) for vb in opened.bucket.vbuckets if vb is not None and vb.live_items]
+    marks = [(vb, vb.high_seqno) for vb in opened.bucket.serving.values() if vb.live_items]
     for vb, last in marks:
         # Before a later change is sent, so that it does not fall to the flush; the deletions follow.
         for one in list(opened.ends.values()):
@@ -91,6 +92,8 @@ async def _remove(opened: OpenBucket, vb: VBucket, keys: list[bytes], last: int)
     """Remove some items, then let others be served, and the disk catch up where it must."""
     bucket = opened.bucket
     for key in keys:
+        if vb.state is not State.ACTIVE:  # what is a copy by now is not ours to change
+            return
         record = bucket.live(vb, key)
         if record is not None and seqno_of(record) <= last:
             bucket.remove(vb, unpack(record))

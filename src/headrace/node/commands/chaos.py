@@ -66,7 +66,7 @@ def _tell(session: Session, fault: Fault, arguments: dict[str, Any]) -> None:
         "user": session.user.name if session.user is not None else "",
         "peer": session.peer,
     }
-    log.warning("trouble is made on purpose", extra=extra)
+    log.info("trouble is made on purpose", extra=extra)
 
 
 def _crash(session: Session) -> None:

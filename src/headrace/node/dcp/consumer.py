@@ -172,7 +172,7 @@ class Consumer:
             if receive is None:
                 self._line.leave(f"{message.spec.name} is not for a consumer")
                 return
-            if message.spec.flow_controlled:
+            if message.spec.flow_controlled and receive != self._item:
                 self._count(len(encode(message)))
             receive(message)
         self._acknowledge(now)
@@ -351,6 +351,8 @@ class Consumer:
 
     def _item(self, request: Mutation | Deletion | Expiration) -> None:
         data = encode(request)
+        self._count(len(data))
+        self.received_items += 1
         self._take_item(data, 0, len(data))
 
     def _take_item(self, data: bytes, at: int, end: int) -> None:

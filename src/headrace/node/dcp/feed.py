@@ -96,7 +96,7 @@ class Feed:
             return True
         self.at = 0
         if self._backfill is not None:
-            self.block = bytearray(self._backfill.block(BLOCK_BYTES))
+            self.block = self._backfill.block(BLOCK_BYTES)
         else:
             first = self._next
             done = self._ends[first - 1] if first else 0

@@ -302,15 +302,16 @@ class Producer:
         turn = TURN_BYTES[self.settings.priority]
         room = min(self._line.room_bytes(), PUMP_BYTES)
         backfills = sum(stream.feed.reads_disk for stream in self._ready)
-        waiting: list[_Stream] = []
+        waiting: list[tuple[_Stream, bool]] = []
         while self._ready and room > 0 and self.window.room > 0 and not self._closed:
             stream = self._ready.popleft()
             stream.queued = False
             if stream.phase is Phase.ENDED:
                 continue
             reads = stream.feed.reads_disk
+            may_read = reads or backfills < BACKFILLS_MAX
             try:
-                sent = self._serve(stream, min(turn, room), may_read_disk=reads or backfills < BACKFILLS_MAX)
+                sent = self._serve(stream, min(turn, room), may_read_disk=may_read)
             except StoreError as error:
                 log.exception("a stream cannot be read from disk", extra={"vbucket": stream.vbucket, "why": str(error)})
                 self._end(stream, StreamEndReason.BACKFILL_FAILED)
@@ -320,14 +321,14 @@ class Producer:
             if sent and stream.vbucket in self.streams:
                 self._enqueue(stream)
             elif stream.sends:
-                waiting.append(stream)
-        self._rest(waiting, backfills)
+                waiting.append((stream, may_read))
+        self._rest(waiting)
         return bool(self._ready) and self.window.room > 0 and self._line.room_bytes() > 0 and not self._closed
 
-    def _rest(self, waiting: list[_Stream], backfills: int) -> None:
+    def _rest(self, waiting: list[tuple[_Stream, bool]]) -> None:
         """Streams that had nothing to send wait for a change; those that wait for their turn at the disk stay ready."""
-        for stream in waiting:
-            if stream.vb.persisted_seqno > stream.cursor and backfills >= BACKFILLS_MAX:
+        for stream, might_read in waiting:
+            if not might_read and stream.vb.persisted_seqno > stream.cursor:
                 self._enqueue(stream)
                 continue
             self._idle_at[stream.vbucket] = stream.cursor
@@ -350,6 +351,8 @@ class Producer:
                 return self._end(stream, StreamEndReason.OK)
             if self.flags & OpenFlag.NOTIFIER:
                 return self._notify(stream)
+            if stream.may_offer:
+                return self._send(encode(stream.hand_over())) if stream.may_hand_over else 0
             opened = stream.feed.open(stream.cursor, may_read_disk=may_read_disk)
             if opened is None:
                 return self._caught_up(stream)

@@ -14,24 +14,39 @@ from headrace.history import State
 from headrace.ids import VBucketId
 from headrace.node.disk import BucketFacts, Disk
 from headrace.store import DictStore, StoreError
-from headrace.store.records import SEQNO_AT, seqno_of
+from headrace.store.records import seqno_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
     from random import Random
 
+    from headrace.ids import Seqno
     from headrace.store import Backfill, Changes, LmdbReader, Unflushed, VBucketRecord, WriterProcess
     from headrace.store.dict_store import DictSnapshot
+    from headrace.testing.sim.model import Model
 
-assert SEQNO_AT
+
+class _Store(DictStore):
+    """A store that tells the model which tombstones may be gone."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self._model = model
+
+    def purge(self, vbucket: VBucketId | None = None, *, deleted_before: int, limit: int) -> dict[VBucketId, Seqno]:
+        """Drop tombstones."""
+        purged = super().purge(vbucket, deleted_before=deleted_before, limit=limit)
+        for vb_id, seqno in purged.items():
+            self._model.purged[vb_id] = max(self._model.purged[vb_id], seqno)
+        return purged
 
 
 class Platter:
     """What is on disk, whichever process looks at it."""
 
-    def __init__(self, vbuckets: int) -> None:
-        self.store = DictStore()
+    def __init__(self, vbuckets: int, model: Model) -> None:
+        self.store = _Store(model)
         self.marks = bytearray(vbuckets)
         self.is_made = False
 
@@ -71,13 +86,13 @@ class _Backfill:
     def is_whole(self) -> bool:
         return self.vbucket.is_whole
 
-    def block(self, bytes_max: int) -> bytes:
+    def block(self, bytes_max: int) -> bytearray:
         if self._records is None:
             raise StoreError("the backfill is closed")
         some = self._rng.randint(1, 4)
         records, self._records = self._records[:some], self._records[some:]
         del bytes_max
-        return b"".join(records)
+        return bytearray().join(records)
 
     def close(self) -> None:
         self._records = None

@@ -47,12 +47,23 @@ class Down(Exception):  # noqa: N818 - it is no error that a node is down
     """The node does not answer."""
 
 
+class _InOrder(dict[T, None]):
+    """A set whose members stand in the order in which they came: where they lie in memory is different in each run."""
+
+    def add(self, member: T) -> None:
+        self[member] = None
+
+    def discard(self, member: T) -> None:
+        self.pop(member, None)
+
+
 class SimBucket(Bucket):
     """The bucket of a node, looked at."""
 
     def __init__(self, node: SimNode, disk: SimDisk, *, vbuckets: int, limits: NodeLimits) -> None:
         super().__init__("default", disk, vbuckets=vbuckets, limits=limits)
         self.clock = CasClock(self.clock_floor(disk), now_ns=node.wall_ns)
+        self.change_watchers = cast("set[Callable[[], None]]", _InOrder[Any]())
         self.node = node
         self.is_alive = True
         """Whether this is still the memory of its node: what outlives a crash by a moment counts for nothing."""
@@ -166,17 +177,18 @@ class SimNode:
     def __init__(self, world: World, name: str, *, vbuckets: int, limits: NodeLimits) -> None:
         self.world = world
         self.name = name
-        self.platter = Platter(vbuckets)
+        self.platter = Platter(vbuckets, world.model)
         self.limits = limits
         self.wall_offset_s = 0.0
         self.is_cut_off = False
         """Whether nobody but its own clients reaches it."""
         self.opened: OpenBucket | None = None
-        self.lines: set[MemoryLine] = set()
+        self.lines: dict[MemoryLine, None] = {}
+        """Its ends of links, in the order in which they were made."""
         self.starts = 0
         self.durable: dict[int, list[Place]] = defaultdict(list)
         """By vbucket: places that this node told to be on its disk, and that it was not rolled back behind."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
 
     # ----------------------------------------------------------------------------------------------- its life
 
@@ -256,14 +268,14 @@ class SimNode:
                 work.close()
             raise Down(self.name)
         task: asyncio.Task[T] = asyncio.ensure_future(work)  # type: ignore[assignment]  # a coroutine becomes a task
-        self._tasks.add(task)
+        self._tasks[task] = None
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
             task.cancel()
             raise
         finally:
-            self._tasks.discard(task)
+            self._tasks.pop(task, None)
         if task.cancelled():
             raise Down(self.name)
         return task.result()
@@ -343,7 +355,7 @@ class SimNode:
         if place.seqno and place not in self.durable[vb.id]:
             self.durable[vb.id].append(place)
             if vb.state is State.ACTIVE:
-                self.world.promised(vb.id, place)
+                self.world.promised(self, vb.id, place)
 
 
 __all__ = ["Down", "SimBucket", "SimFlusher", "SimNode", "items"]

@@ -1,0 +1,316 @@
+"""`headrace tail`: the changes of a bucket as they happen."""
+
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headrace.cli.connect import CommandError, Target, connected, exits, put
+from headrace.cli.explain import EXIT_FINE, EXIT_INTERRUPTED
+from headrace.cli.items import FormatOption, epilog
+from headrace.cli.output import OutputFormat, say
+
+if TYPE_CHECKING:
+    from headrace.client import Change, ChangeReader, Positions
+
+EXIT_TERMINATED = 143
+"""The exit code after SIGTERM, as shells give it."""
+
+EVENTS = ("mutation", "deletion", "expiration", "system", "rollback", "seqno_advanced")
+NOW, START = "now", "start"
+
+EXAMPLES = (
+    "headrace tail --from start --until-now",
+    "headrace tail --from start --until-now --key-prefix user:: --output json --limit 5",
+    "headrace tail --from start --until-now --save positions.json && headrace tail --save positions.json --until-now",
+)
+"""Commands that run as they stand, where a node listens at the default address."""
+
+EPILOG = (
+    epilog(EXAMPLES)
+    + "\n  headrace tail --connect couchbases://db1.example.com,db2.example.com --bucket orders --username ann"
+)
+
+WAIT_S = 0.25
+"""How long a signal may wait to be seen."""
+
+SAVE_S, RATE_S = 5.0, 1.0
+"""How often positions are saved, and the rate is shown."""
+
+WRITE_BYTES = 64 * 1024
+_VBUCKET_MAX = 0xFFFF
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """Which changes are shown."""
+
+    prefix: bytes
+    pattern: "re.Pattern[bytes] | None"
+    events: frozenset[str]
+
+    def shows(self, change: "Change") -> bool:
+        if self.events and change.event not in self.events:
+            return False
+        if not self.prefix and self.pattern is None:
+            return True
+        key = change.key
+        if not isinstance(key, bytes):
+            return False
+        return key.startswith(self.prefix) and (self.pattern is None or self.pattern.search(key) is not None)
+
+
+@connected
+def tail(  # noqa: PLR0913 - each option is a parameter
+    *,
+    target: Target,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="now|start|FILE",
+            help="Where to begin; a file is one that --save wrote. By default the file of --save if it is there, "
+            "else now.",
+            show_default=False,
+        ),
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="FILE", help="Keep in this file where to go on, for --from.")
+    ] = None,
+    until_now: Annotated[
+        bool, typer.Option("--until-now", help="Stop when what was there at the beginning is shown.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Stop after so many changes.")] = None,
+    vbuckets: Annotated[
+        str | None, typer.Option("--vbuckets", metavar="LIST", help="Only these, as in 0,7,100-199.")
+    ] = None,
+    key_prefix: Annotated[str, typer.Option("--key-prefix", metavar="TEXT", help="Only keys that begin so.")] = "",
+    key: Annotated[str | None, typer.Option("--key", metavar="REGEX", help="Only keys in which this is found.")] = None,
+    event: Annotated[
+        list[str] | None,
+        typer.Option("--event", metavar="NAME", help=f"Only these; may be given again: {', '.join(EVENTS)}."),
+    ] = None,
+    no_value: Annotated[bool, typer.Option("--no-value", help="Ask for changes without their values.")] = False,
+    xattrs: Annotated[bool, typer.Option("--xattrs", help="Ask for extended attributes.")] = False,
+    output: FormatOption = OutputFormat.TEXT,
+) -> None:
+    """Print the changes of a bucket as they happen, from all its nodes.
+
+    A line tells the time of the change, what happened, vbucket and seqno, the key and the value. A rollback is a line
+    as well: the server's history goes on from its seqno, and what was printed of that vbucket after it is gone. With
+    --output json, each line is an object that tells everything; a key or value that is not UTF-8 stands in key_base64
+    or value_base64. What a filter leaves out counts as seen for --save.
+
+    Connections that break are made again, and nothing is printed twice because of it. The file of --save is written
+    every few seconds and at the end, after what it speaks of was printed.
+
+    The exit code is 0 at the end of --until-now or --limit, 1 when the server refuses, 2 for a wrong option or file, 69
+    when no server answers, 130 after Ctrl-C and 143 after SIGTERM.
+    """
+    with exits("tail"):
+        wanted = _Wanted(
+            prefix=key_prefix.encode(errors="surrogateescape"), pattern=_pattern(key), events=_events(event or [])
+        )
+        reader = _reader(target, start, save, (until_now, no_value, xattrs, _numbers(vbuckets)))
+        code = _Tail(reader, wanted, limit, save, output).run()
+    raise typer.Exit(code)
+
+
+def _reader(
+    target: Target, start: str | None, save: Path | None, more: tuple[bool, bool, bool, tuple[int, ...] | None]
+) -> "ChangeReader":
+    from headrace.client import ChangeOptions, ChangeReader, Positions  # noqa: PLC0415 - explain needs none of it
+
+    until_now, no_value, xattrs, vbuckets = more
+    options = ChangeOptions(
+        connection=target.connect,
+        bucket=target.bucket,
+        username=target.username,
+        password=target.password(),
+        tls_ca=None if target.tls_ca is None else str(target.tls_ca),
+        timeout_s=target.timeout_s,
+        name="headrace-tail",
+        keys="binary",
+        vbuckets=vbuckets,
+        no_value=no_value,
+        xattrs=xattrs,
+    )
+    if start is None:
+        start = str(save) if save is not None and save.exists() else NOW
+    begin: str | Positions = "beginning" if start == START else NOW if start == NOW else Positions.load(start)
+    return ChangeReader(options, start=begin, until=NOW if until_now else None)
+
+
+class _Tail:
+    """One run of the command."""
+
+    def __init__(
+        self,
+        reader: "ChangeReader",
+        wanted: _Wanted,
+        limit: int | None,
+        save: Path | None,
+        output: OutputFormat,
+    ) -> None:
+        from headrace.cli.change_lines import json_line, text_line  # noqa: PLC0415 - explain needs none of it
+
+        self._reader = reader
+        self._wanted = wanted
+        self._limit = limit
+        self._save = save
+        self._line = json_line if output is OutputFormat.JSON else text_line
+        self._lines: list[bytes] = []
+        self._bytes = 0
+        self._shown = 0
+        self._saved_at = self._told_at = time.monotonic()
+        self._told = 0
+        self._status = _Status()
+
+    def run(self) -> int:
+        """Print until there is an end to it; give the exit code."""
+        code = EXIT_FINE
+        with self._reader as reader, _signals() as signals:
+            try:
+                while not reader.is_done:
+                    if signals:
+                        code = EXIT_TERMINATED if signals[-1] == signal.SIGTERM else EXIT_INTERRUPTED
+                        break
+                    if self._shown == self._limit:
+                        break
+                    # Lines wait for each other while there are more at hand, and for nothing else.
+                    found = reader.next_change(0.0 if self._lines else WAIT_S)
+                    if found is not None:
+                        self._take(found)
+                    if found is None or self._bytes >= WRITE_BYTES:
+                        self._write()
+                    self._now_and_then()
+            finally:
+                self._status.clear()
+                failed = sys.exc_info()[0]
+                if failed is None or not issubclass(failed, BrokenPipeError):
+                    self._write()
+                    self._keep(reader.positions)
+        return code
+
+    def _take(self, found: Any) -> None:
+        from headrace.client import Change, RolledBack, StreamEnded  # noqa: PLC0415 - explain needs none of it
+
+        if isinstance(found, Change):
+            if not self._wanted.shows(found):
+                return
+        elif isinstance(found, RolledBack):
+            if self._wanted.events and "rollback" not in self._wanted.events:
+                return
+        else:
+            if isinstance(found, StreamEnded) and not found.finished:
+                self._status.clear()
+                say(f"headrace tail: {found.host}: vbucket {found.vbucket}: the stream ended ({found.reason})")
+            return
+        self._shown += 1
+        line = self._line(found)
+        self._lines.append(line)
+        self._bytes += len(line)
+
+    def _write(self) -> None:
+        if self._lines:
+            self._status.clear()
+            lines, self._lines, self._bytes = self._lines, [], 0
+            put(b"".join(lines))
+
+    def _now_and_then(self) -> None:
+        now = time.monotonic()
+        if self._save is not None and now >= self._saved_at + SAVE_S:
+            self._saved_at = now
+            self._write()
+            self._keep(self._reader.positions)
+        if now >= self._told_at + RATE_S:
+            rate = (self._shown - self._told) / (now - self._told_at)
+            self._told_at, self._told = now, self._shown
+            self._status.show(f"{self._shown} changes, {rate:.0f}/s")
+
+    def _keep(self, positions: "Positions") -> None:
+        if self._save is not None:
+            positions.save(self._save)
+
+
+class _Status:
+    """A line at the bottom of a terminal, rewritten in place; nothing where nobody watches."""
+
+    def __init__(self) -> None:
+        self._watched = sys.stderr.isatty()
+        self._shown = False
+
+    def show(self, text: str) -> None:
+        """Write it."""
+        if self._watched:
+            self._put(f"\r\x1b[K{text}")
+            self._shown = True
+
+    def clear(self) -> None:
+        """Take it away, so that lines have the terminal for themselves."""
+        if self._shown:
+            self._put("\r\x1b[K")
+            self._shown = False
+
+    @staticmethod
+    def _put(text: str) -> None:
+        with suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Note Ctrl-C and SIGTERM, to be seen between two changes; a second one does not wait."""
+    seen: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(number)
+
+    before: dict[int, Any] = {}
+    with suppress(ValueError):  # not in the main thread, where no signal comes
+        for each in (signal.SIGINT, signal.SIGTERM):
+            before[each] = signal.signal(each, note)
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _pattern(text: str | None) -> "re.Pattern[bytes] | None":
+    if text is None:
+        return None
+    try:
+        return re.compile(text.encode(errors="surrogateescape"))
+    except re.error as error:
+        raise CommandError(f"--key is no regular expression: {error}") from None
+
+
+def _events(names: list[str]) -> frozenset[str]:
+    for name in names:
+        if name not in EVENTS:
+            raise CommandError(f"--event is one of {', '.join(EVENTS)}, not {name!r}")
+    return frozenset(names)
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    found: list[int] = []
+    for part in text.split(","):
+        range_of = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
+        if range_of is None or int(range_of[2] or range_of[1]) > _VBUCKET_MAX:
+            raise CommandError(f"--vbuckets is a list as in 0,7,100-199, not {text!r}")
+        found.extend(range(int(range_of[1]), int(range_of[2] or range_of[1]) + 1))
+    return tuple(found)
