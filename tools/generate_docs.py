@@ -24,6 +24,7 @@ from tools.reference.plain_commands import plain_command_pages
 from tools.reference.python_page import python_page
 from tools.reference.rows_page import rows_page
 from tools.reference.stats_page import stats_page
+from tools.reference.testing_page import testing_page
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = "make docs"
@@ -45,6 +46,7 @@ def pages() -> dict[str, str]:
         "reference/node.md": node_page(),
         "reference/stats.md": stats_page(),
         "reference/python.md": python_page(),
+        "reference/testing.md": testing_page(),
         **plain_command_pages(),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -183,6 +184,17 @@ def test_a_rollback_of_an_active_vbucket_begins_a_branch(node: LiveNode):
     assert asked_again(node, 8, 8, old) == 6
     (again,) = node.chaos.rollback(8, to=100)
     assert (again.now, again.lost) == (6, 0)
+
+
+def test_two_who_take_a_vbucket_back_wait_for_each_other(node: LiveNode):
+    """Asked for at the same time, both are done, one after the other, and the vbucket is active after them."""
+    fill(node, 5, 40)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: node.chaos.failover(5, lost=2)[0], range(8)))
+    assert sorted(gone.now for gone in found) == list(range(24, 40, 2))
+    assert {gone.lost for gone in found} == {2}
+    assert state_of(node, 5) is State.ACTIVE
+    assert len(log_of(node, 5)) == 9
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 BUILD = HERE.parent.parent / "build" / "foreign"
 FETCH_S = 600
-ANSWER_S = 90  # a witness itself gives up after 60
-DELIVERED_S = 60
+ANSWER_S = 180  # a step of a witness gives up by itself after 60
+DELIVERED_S = 120  # a machine may be busy
 PIECE_BYTES = 1 << 16
 QUIET = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
 FAR = 4_000_000_000

@@ -147,13 +147,32 @@ def test_a_whole_snapshot_within_the_bound_counts():
     assert made.position == at(12, start=10, end=18)
 
 
-@pytest.mark.parametrize("position", [None, at(7)])
-def test_nothing_to_read_is_finished_at_once(position: Position | None):
-    """An end that was reached before is not asked for: servers would answer that it is out of range."""
-    made = subscription(position, end=0 if position is None else 5)
+def test_nothing_to_read_is_finished_at_once():
+    """A vbucket without a change is not asked for."""
+    made = subscription(end=0)
     assert made.phase is Phase.FINISHED
     with pytest.raises(LocalProtocolError, match="vbucket 5: no ask while finished"):
         made.request(Opaque(1))
+
+
+@pytest.mark.parametrize("end", [0, 5, 7])
+def test_a_reader_at_its_end_asks_all_the_same(end: int):
+    """What it has may be no part of the history any more; the end of the stream proves that it is."""
+    made = subscription(at(7), end=end)
+    asked = made.request(Opaque(1))
+    assert (asked.start_seqno, asked.end_seqno) == (7, 7)
+    made.started(LOG)
+    assert made.ended(StreamEndReason.OK, 1.0) is None
+    assert made.phase is Phase.FINISHED
+    assert made.position == at(7)
+
+
+@pytest.mark.parametrize(("end", "phase"), [(0, Phase.FINISHED), (5, Phase.WAITING)])
+def test_a_reader_past_its_end_that_is_rolled_back(end: int, phase: Phase):
+    """It reads what there is now; where there is nothing, it is done."""
+    made = subscription(at(7), end=end)
+    assert rolled_back(made, min(end, 6), FORKED).whole == 0
+    assert made.phase is phase
 
 
 def test_an_end_of_the_stream_proves_an_empty_stretch():
@@ -378,7 +397,11 @@ def test_an_end_may_come_closer():
     assert made.bound(Seqno(4))
     assert made.phase is Phase.FINISHED
     waiting = subscription(at(5), end=20)
-    assert waiting.bound(Seqno(5))
+    assert not waiting.bound(Seqno(3))
+    assert waiting.request(Opaque(1)).end_seqno == 5
+    empty = subscription(end=20)
+    empty.bound(Seqno(0))
+    assert empty.phase is Phase.FINISHED
 
 
 def test_old_whole_places_are_thinned_not_forgotten():

@@ -40,7 +40,7 @@ def server_at(host: str, port: int, **fields: Any) -> Server:
 def dump(server: Server, vb: int) -> dict[bytes, tuple[Any, ...]]:
     """Every item and tombstone of a vbucket, by its key: what a stream from the beginning shows."""
     with Vbuckets(server) as vbuckets:
-        high = next((highs[vb] for highs in (vbuckets.seqnos(),) if vb in highs), 0)
+        high = vbuckets.seqno(vb, vbuckets.state(vb))
     found: dict[bytes, tuple[Any, ...]] = {}
     with Line.to_producer(server, f"dump:{vb}") as line:
         request = StreamRequest(

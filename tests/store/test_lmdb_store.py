@@ -44,9 +44,9 @@ def store(tmp_path: Path) -> Path:
 def test_a_newer_format_is_refused(store: Path, opener: type[LmdbReader | LmdbWriter]) -> None:
     """Files of a newer format are refused with their version, the known ones and what to do, and are not touched."""
     rewrite_meta(store, layout.META_FORMAT, b"9")
-    with pytest.raises(FormatError, match=r"has format 9, .* knows 1\. Open it with the version"):
+    with pytest.raises(FormatError, match=r"has format 9, .* knows 1, 2\. Open it with the version"):
         opener(store)
-    rewrite_meta(store, layout.META_FORMAT, b"1")
+    rewrite_meta(store, layout.META_FORMAT, b"2")
     reader = LmdbReader(store)
     assert reader.latest.get(VB, b"a") == live(VB, 1, b"a")
     reader.close()
@@ -115,8 +115,8 @@ def test_a_snapshot_sees_nothing_that_came_later(tmp_path: Path) -> None:
         writer.purge(deleted_before=5000, limit=10)
         with reader.snapshot() as between:
             writer.delete_vbucket(VB)
-            assert between.vbucket(VB) == now(5, purge_seqno=5)
-            assert [seqno for _, seqno in between.keys(VB, limit=9)] == [4]
+            assert between.vbucket(VB) == now(5, purge_seqno=2)
+            assert [seqno for _, seqno in between.keys(VB, limit=9)] == [4, 5]
             assert_consistent(between)
         assert [key for key, _ in before.keys(VB, limit=9)] == [b"a", b"b", b"c"]
         assert [one.key for one in before.expired(now=5, limit=9)] == [b"a"]
@@ -201,13 +201,13 @@ def test_what_is_no_record_is_not_written(tmp_path: Path, records: list[bytes], 
 def test_a_vbucket_does_not_go_back(tmp_path: Path) -> None:
     """Neither high seqno nor purge seqno falls, until the vbucket is deleted."""
     writer, reader = open_store(tmp_path)
-    writer.write([changes(VB, [dead(VB, 4, b"a")], 4)])
-    assert writer.purge(VB, deleted_before=2000, limit=1) == {VB: 4}
-    with pytest.raises(StoreError, match="would go back from seqno 4 to 3"):
+    writer.write([changes(VB, [dead(VB, 4, b"a"), dead(VB, 5, b"b")], 5)])
+    assert writer.purge(VB, deleted_before=2000, limit=9) == {VB: 4}, "the newest change stays"
+    with pytest.raises(StoreError, match="would go back from seqno 5 to 3"):
         writer.write([changes(VB, [], 3)])
-    writer.write([changes(VB, [], 5, purge_seqno=2)])
+    writer.write([changes(VB, [], 6, purge_seqno=2)])
     with reader.snapshot() as snapshot:
-        assert snapshot.vbucket(VB) == now(5, purge_seqno=4)
+        assert snapshot.vbucket(VB) == now(6, purge_seqno=4)
     writer.delete_vbucket(VB)
     writer.write([changes(VB, [live(VB, 1, b"a")], 1)])
     with reader.snapshot() as snapshot:

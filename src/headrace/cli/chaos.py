@@ -47,8 +47,8 @@ _METAVARS = {
     Kind.STATUS: "STATUS",
     Kind.REASON: "REASON",
 }
-_OPTIONS = {"vbuckets": "--vbucket"}
-"""Options that are called as other commands call them."""
+_OPTIONS = {"vbuckets": ("--vbucket", "--vbuckets")}
+"""Options that are called as other commands call them, which take one vbucket or several."""
 _TYPES: dict[Kind, type] = {Kind.NUMBER: int, Kind.FLAG: bool}
 
 chaos = typer.Typer(
@@ -90,7 +90,7 @@ def _parameter(argument: Argument) -> inspect.Parameter:
     """The option of an argument."""
     kind = _TYPES.get(argument.kind, str)
     option: Any = typer.Option(
-        _OPTIONS.get(argument.name, f"--{argument.name.replace('_', '-')}"),
+        *_OPTIONS.get(argument.name, (f"--{argument.name.replace('_', '-')}",)),
         metavar=_METAVARS.get(argument.kind),
         help=f"{argument.sentence[0].upper()}{argument.sentence[1:]}.",
         show_default=argument.kind is not Kind.FLAG,

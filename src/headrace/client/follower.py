@@ -386,8 +386,8 @@ class Follower:
             link.worked_off(flow_bytes)
             return
         self._tell(Batch(sifted.rows, sifted.marks, markers, link, flow_bytes))
-        for vbucket, seqno, end, whole in sifted.marks:
-            if self._subscriptions[vbucket].advance(seqno=seqno, end=end, whole=whole):
+        for vbucket, seqno, end, whole, before in sifted.marks:
+            if self._subscriptions[vbucket].advance(seqno=seqno, end=end, whole=whole, before=before):
                 self._finished(link, vbucket, close=end > self._subscriptions[vbucket].end_seqno)
 
     def _finished(self, link: Link, vbucket: VBucketId, *, close: bool) -> None:

@@ -75,7 +75,7 @@ class Nodes:
         if self.cluster is None:
             return self._untried[:1]
         gaps = any(self.cluster.node_of(vbucket) is None for vbucket in vbuckets)
-        if gaps or not self.ready():
+        if gaps or not self.links:
             return list(self._options.seeds)
         return []
 

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _LONG_MAX = (1 << 63) - 1
 
 
+PLACES_MAX = 16
+"""Of so many of the last snapshots of a batch it is remembered, for each vbucket, that they were whole."""
+
+
 class Mark(NamedTuple):
     """How far a batch brought one vbucket: see `Progress.advance`."""
 
@@ -34,6 +38,7 @@ class Mark(NamedTuple):
     seqno: Seqno
     end: Seqno
     whole: Seqno | None
+    before: tuple[Seqno, ...] = ()
 
 
 class Sifted(NamedTuple):
@@ -79,9 +84,8 @@ class Streams:
         lasts = np.concatenate((firsts[1:], [len(vbuckets)])) - 1
         self._check_order(vbuckets, seqnos, firsts)
         kept = seqnos <= self._stop[vbuckets]
-        wholes = np.maximum.reduceat(np.where((seqnos == ends) & kept, seqnos, -1), firsts)
         self._last[vbuckets[lasts]] = seqnos[lasts]
-        marks = self._marks(vbuckets, seqnos, ends, (firsts, lasts, wholes))
+        marks = self._marks(vbuckets, seqnos, ends, np.flatnonzero((seqnos == ends) & kept), (firsts, lasts))
         if not kept.all():
             mask = kept
             if order is not None:
@@ -110,17 +114,24 @@ class Streams:
         vbuckets: Longs,
         seqnos: Longs,
         ends: Longs,
-        groups: tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], Longs],
+        whole: npt.NDArray[np.intp],
+        groups: tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]],
     ) -> list[Mark]:
+        """Tell for each group of rows, a vbucket, how far it came; `whole` are the rows that end a snapshot."""
         marks = []
-        for first, last, whole in zip(*(each.tolist() for each in groups), strict=True):
+        firsts, lasts = groups
+        upto = np.searchsorted(whole, lasts, side="right").tolist()
+        since = np.searchsorted(whole, firsts).tolist()
+        for first, last, low, high in zip(firsts.tolist(), lasts.tolist(), since, upto, strict=True):
             vbucket = int(vbuckets[last])
             stop, seqno, end = int(self._stop[vbucket]), int(seqnos[last]), int(ends[last])
             if stop < 0:
                 continue
             if seqno > stop:  # the snapshot that counts is the one that the end lies in
                 end = int(ends[first + int(np.searchsorted(seqnos[first : last + 1], stop, side="right"))])
-            marks.append(Mark(VBucketId(vbucket), Seqno(seqno), Seqno(end), Seqno(whole) if whole >= 0 else None))
+            places = seqnos[whole[max(low, high - PLACES_MAX) : high]].tolist()
+            last_place = places.pop() if places else None
+            marks.append(Mark(VBucketId(vbucket), Seqno(seqno), Seqno(end), last_place, tuple(places)))
         return marks
 
     def _on_their_branches(self, rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -53,9 +53,11 @@ class Taken:
         """One change of a batch was handed on."""
         self._advance(vbucket, seqno, end, seqno if seqno == end else None)
 
-    def _advance(self, vbucket: VBucketId, seqno: Seqno, end: Seqno, whole: Seqno | None) -> None:
+    def _advance(
+        self, vbucket: VBucketId, seqno: Seqno, end: Seqno, whole: Seqno | None, before: tuple[Seqno, ...] = ()
+    ) -> None:
         stop = self._subscriptions[vbucket].end_seqno
-        self._progress[vbucket].advance(seqno=min(seqno, stop), end=end, whole=whole)
+        self._progress[vbucket].advance(seqno=min(seqno, stop), end=end, whole=whole, before=before)
 
 
 __all__ = ["Taken"]

@@ -7,6 +7,7 @@ which nobody did anything has no `Chaos`.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -64,6 +65,8 @@ class Chaos:
 
     def __init__(self, opened: OpenBucket) -> None:
         self._opened = opened
+        self._lock = asyncio.Lock()
+        """Held by whoever takes vbuckets back: two at once would each have the other's state to return to."""
         self._slow: list[tuple[str, int]] = []
         self._cuts: list[_Cutting] = []
         self._refusals: list[_Refusing] = []
@@ -97,12 +100,15 @@ class Chaos:
         return [bucket.vbucket(int(vb_id)) for vb_id in wanted]
 
     async def _failover(self, vbuckets: str | tuple[int, ...], lost: int) -> list[Effect]:
-        return [
-            await self._gone_back(vb, max(0, vb.whole_seqno - lost), State.ACTIVE) for vb in self._vbuckets(vbuckets)
-        ]
+        async with self._lock:
+            return [
+                await self._gone_back(vb, max(0, vb.whole_seqno - lost), State.ACTIVE)
+                for vb in self._vbuckets(vbuckets)
+            ]
 
     async def _rollback(self, vbuckets: str | tuple[int, ...], to: int) -> list[Effect]:
-        return [await self._gone_back(vb, to, vb.state) for vb in self._vbuckets(vbuckets)]
+        async with self._lock:
+            return [await self._gone_back(vb, to, vb.state) for vb in self._vbuckets(vbuckets)]
 
     async def _gone_back(self, vb: VBucket, to: int, then: State) -> Effect:
         before = vb.high_seqno

@@ -38,6 +38,7 @@ async def go_back(opened: OpenBucket, vb: VBucket, to: int, *, then: State) -> i
         if to < vb.high_seqno or vb.is_spilled:
             await _go_back(opened, vb, min(to, vb.whole_seqno))
     finally:
+        await opened.flusher.rollbacks_done(vb)  # who is cancelled leaves one under way
         bucket.set_state(vb, then, Cause.SET_VBUCKET)
     if not opened.flusher.stopped:
         await opened.flusher.on_disk()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.node import replies
 from headrace.node.bucket import RECORD_OVERHEAD_BYTES
+from headrace.node.dcp.consumer import Consumer
 from headrace.node.dispatch import dispatch
 from headrace.node.limits import VALUE_BYTES_MAX
 from headrace.node.refused import Refused
@@ -80,6 +81,8 @@ def serve(session: Session, data: bytes, at: int = 0) -> int:  # noqa: C901, PLR
     bucket = session.bucket
     if bucket is None:
         return _serve_plainly(session, data, at)
+    if isinstance(session.end, Consumer):
+        return _serve_consumer(session, session.end, data, at)
     end, start = len(data), at
     out, out_bytes_max = session.out, session.services.limits.reply_bytes_max // 4
     clock, serving, seen, locks = bucket.clock, bucket.serving, bucket.seen, bucket.locks
@@ -222,6 +225,23 @@ def _serve_plainly(session: Session, data: bytes, at: int) -> int:
         at = _serve_one(session, data, at, stop)
         others += 1
         if session.bucket is not None or session.stops or others == OTHERS_AT_ONCE:
+            break
+    return at
+
+
+def _serve_consumer(session: Session, end: Consumer, data: bytes, at: int) -> int:
+    """The same for a connection that takes streams in: runs of items go straight to their vbuckets."""
+    others = 0
+    while others < OTHERS_AT_ONCE:
+        at = end.receive_block(data, at, session.now())
+        if session.stops or at + HEADER_BYTES > len(data):
+            break
+        stop = at + HEADER_BYTES + Header.parse(data, at).body_length
+        if stop > len(data):
+            break
+        at = _serve_one(session, data, at, stop)
+        others += 1
+        if session.stops:
             break
     return at
 

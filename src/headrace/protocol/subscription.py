@@ -51,7 +51,7 @@ from headrace.wire.catalogue import StreamRequest
 from headrace.wire.codes import Status, StreamEndReason, names_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 WHOLE_PLACES_MAX = 64
 """How many places are remembered where a copy was whole; older ones are thinned, not forgotten at once."""
@@ -233,11 +233,20 @@ class Progress:
         """Take the failover log that a stream begins with."""
         self.log = log
 
-    def advance(self, *, seqno: Seqno, end: Seqno, whole: Seqno | None) -> None:
-        """Take in changes up to `seqno`, in a snapshot up to `end`; `whole` is the last seqno at which one ended."""
+    def advance(self, *, seqno: Seqno, end: Seqno, whole: Seqno | None, before: Sequence[Seqno] = ()) -> None:
+        """Take in changes up to `seqno`, in a snapshot up to `end`.
+
+        `whole` is the last seqno at which a snapshot ended, `before` are some at which earlier ones did, ascending.
+        """
         self.seqno = seqno
         self.end = max(end, seqno)  # a server that sends past its marker is believed: there is a change
-        if whole is not None and whole > self.whole:
+        for place in before:
+            self._add_place(place)
+        if whole is not None:
+            self._add_place(whole)
+
+    def _add_place(self, whole: Seqno) -> None:
+        if whole > self.whole:
             self.whole = whole
             self._whole_places.append(whole)
             if len(self._whole_places) > WHOLE_PLACES_MAX:
@@ -281,8 +290,7 @@ class Subscription:
         self._ready_at = 0.0
         self._backoff = Backoff()
         self._rollback_to = Seqno(0)
-        if self._is_read():
-            self._step(Input.REACH)
+        self._finish_with_nothing()
 
     @property
     def phase(self) -> Phase:
@@ -304,7 +312,11 @@ class Subscription:
         return self._backoff.failing_s(now)
 
     def request(self, opaque: Opaque, *, flags: int = 0, stream_filter: bytes = b"") -> StreamRequest:
-        """Give the request that goes on from here."""
+        """Give the request that goes on from here.
+
+        A reader that stands at its end, or past it, asks as well: the server may have another history by now, and what
+        was read of the old one is to be rolled back.
+        """
         self._step(Input.ASK)
         asked = self.position
         return StreamRequest(
@@ -312,7 +324,7 @@ class Subscription:
             vbucket=self.vbucket,
             flags=flags,
             start_seqno=asked.seqno,
-            end_seqno=self.end_seqno,
+            end_seqno=max(self.end_seqno, asked.seqno),
             vbuuid=asked.vbuuid,
             snapshot_start=asked.snapshot.start,
             snapshot_end=asked.snapshot.end,
@@ -343,6 +355,7 @@ class Subscription:
         whole = Seqno(0) if to_zero else self.progress.whole_at_most(min(to, asked.seqno - 1))
         self.progress.go_back(whole, log)
         self._ready_at = 0.0
+        self._finish_with_nothing()
         return RolledBack(vbucket=self.vbucket, asked=asked, to=to, whole=whole, because=_why(asked, to, log), log=log)
 
     def refused(self, status: int, now: float) -> Refusal:
@@ -364,7 +377,7 @@ class Subscription:
         self._ready_at = self._backoff.failed(now)
         return Refusal(where=where, text=f"{said}: {way}")
 
-    def advance(self, *, seqno: Seqno, end: Seqno, whole: Seqno | None) -> bool:
+    def advance(self, *, seqno: Seqno, end: Seqno, whole: Seqno | None, before: Sequence[Seqno] = ()) -> bool:
         """Take in changes, see `Progress.advance`; True when the whole range was read.
 
         A bounded reader drops what lies past its end before it comes here, but says with `seqno` that it came so far.
@@ -372,7 +385,7 @@ class Subscription:
         self._step(Input.CHANGES)
         if whole is not None and whole > self.end_seqno:
             whole = None
-        self.progress.advance(seqno=min(seqno, self.end_seqno), end=end, whole=whole)
+        self.progress.advance(seqno=min(seqno, self.end_seqno), end=end, whole=whole, before=before)
         self._backoff.worked()
         return self._is_read() and self._finish()
 
@@ -422,8 +435,13 @@ class Subscription:
         A stream that runs keeps the end that it was asked with; its reader cuts.
         """
         self.end_seqno = min(self.end_seqno, end_seqno)
-        live = self._phase in (Phase.WAITING, Phase.STREAMING)
-        return live and self._is_read() and self._finish()
+        self._finish_with_nothing()
+        return self._phase is Phase.STREAMING and self._is_read() and self._finish()
+
+    def _finish_with_nothing(self) -> None:
+        """Be done where there is nothing to read, and nothing was read that could be wrong."""
+        if self._phase is Phase.WAITING and not self.progress.seqno and not self.end_seqno:
+            self._step(Input.REACH)
 
     def _is_read(self) -> bool:
         return self.progress.seqno >= self.end_seqno

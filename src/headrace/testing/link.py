@@ -46,6 +46,8 @@ class MemoryLine:
         self.peer = peer
         self.end: DcpEnd | None = None
         self.other: MemoryLine
+        self.dialect = Dialect.DCP
+        """What this end may receive: UPR is a choice of the reader."""
         self.is_open = True
         """Whether this end still believes in the connection."""
         self.divert: Callable[[bytes], bool] | None = None
@@ -155,8 +157,8 @@ class MemoryLine:
     def _receive(self, end: DcpEnd, frame: Frame, now: float) -> None:
         """Decode a frame as a node does it."""
         message: Message = decode(frame, Dialect.DCP)
-        if isinstance(message, Malformed) and message.command is StreamRequest.spec:
-            message = decode(frame, Dialect.UPR)  # which has a shorter form of it
+        if isinstance(message, Malformed) and (message.command is StreamRequest.spec or self.dialect is Dialect.UPR):
+            message = decode(frame, Dialect.UPR)  # which has shorter forms of requests and items
         if isinstance(message, Unknown) or (isinstance(message, Malformed) and end.is_producer):
             kind = "request" if frame.header.magic in REQUEST_MAGICS else "answer"
             self.leave(f"{kind} 0x{frame.header.opcode:02x} cannot be read: {message!r}")

@@ -1,9 +1,18 @@
 /* Runs Couchbase's DCP client as it is told on stdin, and says on stdout what the client delivered.
  *
- * Both are JSON, a line a thing. A command names what to do ("do") and for which client ("client"); commands are done
- * one after the other, and each is answered by one line, so that whoever waits for it knows that it is done. What a
- * client delivers comes between the answers, in the order in which its listener was called. Java's long is signed:
- * seqnos, CAS and vbucket UUIDs are written as unsigned decimal strings where they may be large.
+ * Both are JSON, a line a thing. A command names what to do ("do") and for which client ("client"). Commands are done
+ * one after the other; each is answered by one line, "event" being its name or "failed", and what the client delivers
+ * comes between the answers, in the order in which its listener was called. CAS and vbucket UUID are decimal strings:
+ * they need all 64 bits, and Java's numbers are signed.
+ *
+ *   connect   host port user password bucket flow_bytes mitigate_ms collections no_value xattrs compression controls
+ *   stream    from (BEGINNING, NOW) to (INFINITY, NOW) vbuckets
+ *   state     says what the client would save; `recover` goes on from that
+ *   resume    goes on from offsets: vbucket vbuuid seqno snapshot_start snapshot_end
+ *   seqnos    says the high seqnos
+ *   stop      closes streams
+ *   close     disconnects
+ *   drain     as connect; streams all there is, and says how much it was and how long it took
  */
 
 import com.couchbase.client.core.json.Mapper;
@@ -78,7 +87,8 @@ public final class Witness {
         client.startStreaming(command.numbers("vbuckets")).block(PATIENCE);
         return of();
       case "recover": // the way of the older API: the client keeps the positions
-        client.recoverState(StateFormat.JSON, command.text("state", "").getBytes(StandardCharsets.UTF_8)).block(PATIENCE);
+        byte[] saved = command.text("state", "").getBytes(StandardCharsets.UTF_8);
+        client.recoverState(StateFormat.JSON, saved).block(PATIENCE);
         client.startStreaming().block(PATIENCE);
         return of();
       case "resume": // the way of the newer API: the application keeps them
@@ -114,9 +124,8 @@ public final class Witness {
         .noValue(command.is("no_value"))
         .xattrs(command.is("xattrs"))
         .compression(CompressionMode.valueOf(command.text("compression", "ENABLED")));
-    if (command.number("bootstrap_ms", 0) > 0) {
-      builder.bootstrapTimeout(Duration.ofMillis(command.number("bootstrap_ms", 0)));
-    }
+    // The client's five seconds are too few for 1024 failover logs on a busy machine.
+    builder.bootstrapTimeout(Duration.ofMillis(command.number("bootstrap_ms", PATIENCE.toMillis())));
     if (command.number("flow_bytes", 0) > 0) {
       builder.flowControl((int) command.number("flow_bytes", 0));
     }
@@ -170,7 +179,8 @@ public final class Witness {
       client.startStreaming().block(PATIENCE);
       boolean whole = ends.await(command.number("seconds_max", 300), TimeUnit.SECONDS);
       long ended = System.nanoTime();
-      return of("whole", whole, "unended", ends.getCount(), "mutations", mutations.sum(), "deletions", deletions.sum(), "bytes", bytes.sum(),
+      return of("whole", whole, "unended", ends.getCount(), "mutations", mutations.sum(),
+          "deletions", deletions.sum(), "bytes", bytes.sum(),
           "seconds", (ended - begun) / 1e9, "seconds_of_events", (firstAndLast[1] - firstAndLast[0]) / 1e9);
     }
   }
@@ -306,7 +316,8 @@ public final class Witness {
       Map<Integer, StreamOffset> offsets = new HashMap<>();
       for (Object each : (List<?>) fields.get("offsets")) {
         Command offset = new Command((Map<?, ?>) each);
-        SnapshotMarker snapshot = new SnapshotMarker(offset.number("snapshot_start", 0), offset.number("snapshot_end", 0));
+        SnapshotMarker snapshot =
+            new SnapshotMarker(offset.number("snapshot_start", 0), offset.number("snapshot_end", 0));
         offsets.put((int) offset.number("vbucket", 0), new StreamOffset(
             Long.parseUnsignedLong(offset.text("vbuuid", "0")), offset.number("seqno", 0), snapshot, 0));
       }

@@ -145,6 +145,7 @@ class Consumer:
         self._waits: list[_Wait] = []
         self._changing: _Copy | None = None
         self._closed = False
+        self._is_leaving = False
         self._receivers: dict[type[Request], Callable[..., None]] = {
             AddStream: self._add_stream,
             CloseStream: self._close_stream,
@@ -162,6 +163,8 @@ class Consumer:
 
     def receive(self, message: Message, now: float) -> None:
         """Take a request of the manager or the producer, or an answer of the producer."""
+        if self._is_leaving:
+            return
         self._watch.heard(now)
         if isinstance(message, Malformed):
             self._malformed(message)
@@ -170,7 +173,7 @@ class Consumer:
         else:
             receive = self._receivers.get(type(message))  # type: ignore[arg-type]  # what is no request is not in it
             if receive is None:
-                self._line.leave(f"{message.spec.name} is not for a consumer")
+                self._leave(f"{message.spec.name} is not for a consumer")
                 return
             if message.spec.flow_controlled and receive != self._item:
                 self._count(len(encode(message)))
@@ -185,7 +188,7 @@ class Consumer:
         while at + _HEAD_BYTES <= length:
             magic, opcode, key_bytes, extras, datatype, vbucket, body, opaque, _, seqno = unpack(data, at)
             end = at + HEADER_BYTES + body
-            if magic != _REQUEST or opcode not in _ITEMS or end > length or self._closed:
+            if magic != _REQUEST or opcode not in _ITEMS or end > length or self._is_leaving:
                 break
             copy = copies.get(opaque)
             # What is a record but for its opaque is taken here; all else goes the longer way.
@@ -223,7 +226,7 @@ class Consumer:
         frame = message.frame
         if frame.header.magic in RESPONSE_MAGICS:
             if frame.header.opcode == _STREAM_REQUEST:  # capture 07b: a failover log of 7 bytes
-                self._line.leave(f"an answer to a stream request that is none: {message.problem.text}")
+                self._leave(f"an answer to a stream request that is none: {message.problem.text}")
             return
         if frame.header.opcode in _COUNTED:
             self._count(HEADER_BYTES + frame.header.body_length)
@@ -290,7 +293,7 @@ class Consumer:
             return
         copy = self._copies.get(answer.opaque)
         if copy is None:
-            self._line.leave("an answer to a stream request that was not made")
+            self._leave("an answer to a stream request that was not made")
             return
         outcome = copy.stream.answered(answer)
         if isinstance(outcome, Accepted):
@@ -302,7 +305,7 @@ class Consumer:
             self._forget(copy)
             self._added(copy, outcome.status)
         else:
-            self._line.leave(outcome.why)
+            self._leave(outcome.why)
 
     def _roll_back(self, copy: _Copy, to: int) -> None:
         """Take the vbucket back, then ask again with the same opaque (capture 07b)."""
@@ -363,7 +366,7 @@ class Consumer:
         if record is None:
             self._refuse(opcode, Opaque(opaque), Status.INVALID)
             if datatype > KNOWN_DATATYPES:  # capture 07b
-                self._line.leave(f"datatype 0x{datatype:02x} was not agreed on")
+                self._leave(f"datatype 0x{datatype:02x} was not agreed on")
             return
         copy = self._copies.get(opaque)
         if copy is None or copy.stream.vbucket != vbucket:
@@ -392,7 +395,7 @@ class Consumer:
     def _set_state(self, request: SetVBucketState) -> None:
         copy = self._find(request)
         if copy is None:  # capture 07b, as 4.1.2 does it: who thinks that we own it must not go on
-            self._line.leave(f"a state for vbucket {request.vbucket}, which has no such stream")
+            self._leave(f"a state for vbucket {request.vbucket}, which has no such stream")
             return
         if request.state == State.ACTIVE and copy.vb.state not in {State.PENDING, State.ACTIVE}:
             self._refuse(_SET_STATE, request.opaque, Status.INVALID)  # its manager took the first step back
@@ -487,7 +490,7 @@ class Consumer:
     def pump(self, now: float) -> bool:
         """Ack what is due, and leave a producer that is gone; there is never more to send than that."""
         if self._watch.is_gone(now):
-            self._line.leave("the producer was silent for too long")
+            self._leave("the producer was silent for too long")
         else:
             self._acknowledge(now)
         return False
@@ -503,6 +506,11 @@ class Consumer:
         while self._last_opaque in self._copies:
             self._last_opaque = self._last_opaque % 0xFFFF_FFFF + 1
         return Opaque(self._last_opaque)
+
+    def _leave(self, why: str) -> None:
+        """Close the connection without an answer; what came behind is not looked at."""
+        self._is_leaving = True
+        self._line.leave(why)
 
     def _send(self, message: Message) -> None:
         self._line.send(encode(message))
@@ -530,7 +538,7 @@ class Consumer:
         """The connection is gone: the copies stay as they are, and others may go on with them."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = self._is_leaving = True
         self._waits.clear()
         for copy in list(self._copies.values()):
             copy.stream.close()

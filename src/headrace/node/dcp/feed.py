@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from headrace.node.vbucket import VBucket
     from headrace.store.backfill import Backfill
 
-MEMORY_SNAPSHOT_BYTES_MAX = 8 << 20
+MEMORY_SNAPSHOT_BYTES_MAX = 2 << 20
 """A larger snapshot is read from disk: in memory it would be kept for as long as the consumer takes."""
 BLOCK_BYTES = 256 << 10
 """What is read at a time."""
+RECORDS_AT_ONCE = 1024
+"""How many records of memory are looked at for a block."""
 
 
 class Feed:
@@ -32,7 +34,6 @@ class Feed:
     __slots__ = (
         "_backfill",
         "_bucket",
-        "_ends",
         "_flusher",
         "_next",
         "_records",
@@ -41,18 +42,24 @@ class Feed:
         "awaits_disk",
         "block",
         "disk_only",
+        "has_gap",
+        "ignores_purge",
     )
 
-    def __init__(self, bucket: Bucket, flusher: Flusher, vb: VBucket, *, disk_only: bool) -> None:
+    def __init__(
+        self, bucket: Bucket, flusher: Flusher, vb: VBucket, *, disk_only: bool, ignores_purge: bool = False
+    ) -> None:
         self._bucket = bucket
         self._flusher = flusher
         self._vb = vb
         self.disk_only = disk_only
+        self.ignores_purge = ignores_purge
+        self.has_gap = False
+        """Whether deletions behind the cursor were purged: what is left would not tell the consumer of them."""
         self.awaits_disk = False
         """Whether memory has too much for a snapshot, so that the next one comes from disk."""
         self._backfill: Backfill | None = None
         self._records: list[bytes] = []
-        self._ends: list[int] = []
         self._next = 0
         self.block = bytearray()
         self.at = 0
@@ -71,24 +78,32 @@ class Feed:
         if vb.whole_seqno <= cursor or (self.awaits_disk and vb.persisted_seqno <= cursor):
             return None
         records = None if self.disk_only or self.awaits_disk else vb.newer(cursor)
-        if records is not None:
-            ends = list(accumulate(map(len, records)))
-            if not records:
-                return None
-            if ends[-1] <= MEMORY_SNAPSHOT_BYTES_MAX or self._flusher.stopped or self._bucket.trouble is not None:
-                self._records, self._ends, self._next = records, ends, 0
-                return seqno_of(records[-1]), False
-            self.awaits_disk = True
-            self._flusher.hurry()
+        if records is not None and self._keeps(records):
+            self._records, self._next = records, 0
+            return (seqno_of(records[-1]), False) if records else None
         if vb.persisted_seqno <= cursor or not may_read_disk:
             return None
+        return self._open_disk(cursor)
+
+    def _keeps(self, records: list[bytes]) -> bool:
+        """Whether a snapshot may be sent from memory; if not, it is brought to disk, and read from there."""
+        if self._flusher.stopped or self._bucket.trouble is not None:
+            return True
+        if sum(map(len, records)) <= MEMORY_SNAPSHOT_BYTES_MAX:
+            return True
+        self.awaits_disk = True
+        self._flusher.hurry()
+        return False
+
+    def _open_disk(self, cursor: int) -> tuple[int, bool] | None:
         self.awaits_disk = False
-        self._backfill = self._bucket.disk.backfill(vb.id, cursor)
+        self._backfill = backfill = self._bucket.disk.backfill(self._vb.id, cursor)
+        self.has_gap = 0 < cursor < backfill.vbucket.purge_seqno and not self.ignores_purge
         # What a replica has on disk in the middle of a large snapshot is no state to show.
-        if self._backfill.high_seqno <= cursor or not self._backfill.is_whole:
+        if self.has_gap or backfill.high_seqno <= cursor or not backfill.is_whole:
             self.close()
             return None
-        return self._backfill.high_seqno, True
+        return backfill.high_seqno, True
 
     def fill(self) -> bool:
         """Have a block to send from; False when the snapshot is at its end."""
@@ -98,11 +113,10 @@ class Feed:
         if self._backfill is not None:
             self.block = self._backfill.block(BLOCK_BYTES)
         else:
-            first = self._next
-            done = self._ends[first - 1] if first else 0
-            last = min(bisect_left(self._ends, done + BLOCK_BYTES) + 1, len(self._records))
-            self.block = bytearray().join(self._records[first:last])
-            self._next = last
+            records = self._records[self._next : self._next + RECORDS_AT_ONCE]
+            enough = bisect_left(list(accumulate(map(len, records))), BLOCK_BYTES) + 1
+            self.block = bytearray().join(records[:enough])
+            self._next += min(enough, len(records))
         return bool(self.block)
 
     def close(self) -> None:
@@ -110,5 +124,5 @@ class Feed:
         if self._backfill is not None:
             self._backfill.close()
             self._backfill = None
-        self._records, self._ends, self._next = [], [], 0
+        self._records, self._next = [], 0
         self.block, self.at = bytearray(), 0

@@ -1,8 +1,5 @@
 """A connection that streams out: the rules of `protocol` joined to the changes of a bucket.
 
-    ready   streams that may have something to send, in turn: each sends a little, then goes to the end
-    idle    streams that have sent all there is; a change behind their cursor makes them ready
-
 Nothing is sent beyond the window that the consumer set, nor beyond what the line takes; so what waits here is one block
 a stream, however much there is to stream.
 """
@@ -10,10 +7,7 @@ a stream, however much there is to stream.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from headrace.history import Cause, History, State
 from headrace.ids import Opaque, Seqno, VBucketId
@@ -21,12 +15,13 @@ from headrace.node import replies
 from headrace.node.dcp.feed import Feed
 from headrace.node.dcp.frames import Framer, Shape
 from headrace.node.dcp.trouble import Trouble
+from headrace.node.dcp.turns import ServedStream, Turns
 from headrace.node.refused import Refused
 from headrace.protocol.controls import Settings, control
 from headrace.protocol.flow import Window
 from headrace.protocol.liveness import Due, Liveness
-from headrace.protocol.requests import Accepted, Declined, Offer, judge
-from headrace.protocol.stream import Phase, ProducerStream, Step
+from headrace.protocol.requests import Declined, Offer, judge
+from headrace.protocol.stream import Phase, Step
 from headrace.store import StoreError
 from headrace.wire import Dialect, Response, encode
 from headrace.wire.catalogue import (
@@ -66,28 +61,11 @@ PUMP_BYTES = 1 << 20
 """What a connection sends before it is the turn of other connections."""
 BACKFILLS_MAX = 8
 """How many streams of a connection read from disk at a time: each keeps a read transaction open."""
-_NOWHERE = np.iinfo(np.int64).max
-_REQUEST_OPCODE = StreamRequest.spec.opcodes[Dialect.DCP]
 _NOOP = DcpNoop.spec.opcodes[Dialect.DCP]
 _MARKER = SnapshotMarker.spec.opcodes[Dialect.DCP]
 _SET_STATE = SetVBucketState.spec.opcodes[Dialect.DCP]
 _LATER_COMMANDS = (SystemEvent, SeqnoAdvanced, OsoSnapshot, Prepare)
 _INVALID = "Invalid arguments"
-
-
-class _Stream(ProducerStream):
-    """A stream and what it reads from."""
-
-    __slots__ = ("awaits_flush", "feed", "queued", "vb")
-
-    def __init__(self, vb: VBucket, opaque: Opaque, accepted: Accepted, feed: Feed) -> None:
-        super().__init__(vb.id, opaque, accepted)
-        self.vb = vb
-        self.feed = feed
-        self.queued = False
-        """Whether it is among the ready ones."""
-        self.awaits_flush = False
-        """Whether it is looked at after the next flush."""
 
 
 class Producer:
@@ -102,17 +80,14 @@ class Producer:
         self.settings = Settings()
         self.window = Window()
         self.liveness = Liveness()
-        self.streams: dict[int, _Stream] = {}
+        self.streams: dict[int, ServedStream] = {}
         self.sent_bytes = 0
-        self.sent_items = 0
         self._bucket = opened.bucket
         self._flusher = opened.flusher
         self._line = line
         self._snappy = snappy
         self._framer = Framer(self._shape())
-        self._ready: deque[_Stream] = deque()
-        self._idle_at = np.full(len(self._bucket.vbuckets), _NOWHERE, np.int64)
-        self._seqnos = np.frombuffer(self._bucket.seqnos, np.int64)
+        self._turns = Turns(self._bucket.seqnos)
         self._closed = False
         self.trouble: Trouble | None = None
         """What keeps the connection from running as it should, where a test has asked for it."""
@@ -185,8 +160,14 @@ class Producer:
         assert vb is not None
         entries = tuple(FailoverEntry(*branch) for branch in vb.failover_log)
         self._reply(request, FailoverLog, entries=entries)
-        feed = Feed(self._bucket, self._flusher, vb, disk_only=bool(verdict.flags & StreamFlag.DISK_ONLY))
-        stream = _Stream(vb, request.opaque, verdict, feed)
+        feed = Feed(
+            self._bucket,
+            self._flusher,
+            vb,
+            disk_only=bool(verdict.flags & StreamFlag.DISK_ONLY),
+            ignores_purge=bool(verdict.flags & StreamFlag.IGNORE_PURGED_TOMBSTONES),
+        )
+        stream = ServedStream(vb, request.opaque, verdict, feed)
         self.streams[vb.id] = stream
         self._make_ready(stream)
 
@@ -260,7 +241,7 @@ class Producer:
         elif stream.phase in {Phase.OFFERED, Phase.HANDED}:
             self._accepted(stream)
 
-    def _accepted(self, stream: _Stream) -> None:
+    def _accepted(self, stream: ServedStream) -> None:
         """The consumer has taken a step of a takeover."""
         stream.step(Step.ACCEPTED)
         if stream.phase is Phase.ENDED:
@@ -269,7 +250,7 @@ class Producer:
         self._bucket.set_state(stream.vb, State.DEAD, Cause.TAKEOVER)
         self._await_disk(stream)
 
-    def _await_disk(self, stream: _Stream) -> None:
+    def _await_disk(self, stream: ServedStream) -> None:
         """Go on when the disk knows that the vbucket is dead."""
 
         def look() -> None:
@@ -297,15 +278,15 @@ class Producer:
         if self.trouble is not None and not self.trouble.advance(now):
             return False
         self._ask_for_life(now)
-        for vb_id in np.nonzero(self._seqnos > self._idle_at)[0].tolist():
-            self._make_ready(self.streams[vb_id])
+        turns = self._turns
+        for vb_id in turns.changed():
+            turns.put(self.streams[vb_id])
         turn = TURN_BYTES[self.settings.priority]
         room = min(self._line.room_bytes(), PUMP_BYTES)
-        backfills = sum(stream.feed.reads_disk for stream in self._ready)
-        waiting: list[tuple[_Stream, bool]] = []
-        while self._ready and room > 0 and self.window.room > 0 and not self._closed:
-            stream = self._ready.popleft()
-            stream.queued = False
+        backfills = turns.disk_readers
+        waiting: list[tuple[ServedStream, bool]] = []
+        while turns and room > 0 and self.window.room > 0 and not self._closed:
+            stream = turns.take()
             if stream.phase is Phase.ENDED:
                 continue
             reads = stream.feed.reads_disk
@@ -319,68 +300,72 @@ class Producer:
             backfills += stream.feed.reads_disk - reads
             room -= sent
             if sent and stream.vbucket in self.streams:
-                self._enqueue(stream)
+                turns.put(stream)
             elif stream.sends:
                 waiting.append((stream, may_read))
         self._rest(waiting)
-        return bool(self._ready) and self.window.room > 0 and self._line.room_bytes() > 0 and not self._closed
+        return bool(turns) and self.window.room > 0 and self._line.room_bytes() > 0 and not self._closed
 
-    def _rest(self, waiting: list[tuple[_Stream, bool]]) -> None:
+    def _rest(self, waiting: list[tuple[ServedStream, bool]]) -> None:
         """Streams that had nothing to send wait for a change; those that wait for their turn at the disk stay ready."""
         for stream, might_read in waiting:
             if not might_read and stream.vb.persisted_seqno > stream.cursor:
-                self._enqueue(stream)
+                self._turns.put(stream)
                 continue
-            self._idle_at[stream.vbucket] = stream.cursor
+            self._turns.rest(stream)
             if stream.feed.awaits_disk and not stream.awaits_flush:
                 stream.awaits_flush = True
                 self._flusher.after.append(lambda stream=stream: self._look_again(stream))  # type: ignore[misc]
 
-    def _look_again(self, stream: _Stream) -> None:
+    def _look_again(self, stream: ServedStream) -> None:
         stream.awaits_flush = False
         if not self._closed and stream.phase is not Phase.ENDED:
             self._make_ready(stream)
 
-    def _serve(self, stream: _Stream, budget: int, *, may_read_disk: bool) -> int:
+    def _serve(self, stream: ServedStream, budget: int, *, may_read_disk: bool) -> int:
         """Send some of a stream; 0 when there is nothing to send now."""
         if not stream.sends:
             return 0
-        sent = 0
-        if not stream.in_snapshot:
-            if stream.is_done:
-                return self._end(stream, StreamEndReason.OK)
-            if self.flags & OpenFlag.NOTIFIER:
-                return self._notify(stream)
-            if stream.may_offer:
-                return self._send(encode(stream.hand_over())) if stream.may_hand_over else 0
-            opened = stream.feed.open(stream.cursor, may_read_disk=may_read_disk)
-            if opened is None:
-                return self._caught_up(stream)
-            end, disk = opened
-            sent = self._send(encode(stream.begin(end, disk=disk)))
-        if self.window.room > 0 and stream.feed.fill():
-            pieces, size, at = self._framer.take(
-                stream.feed.block, stream.feed.at, min(budget, self.window.room), stream.opaque
-            )
-            stream.feed.at = at
-            stream.sent(self._framer.last_seqno)
-            self._send(b"".join(pieces) if len(pieces) > 1 else pieces[0])
-            sent += size
-            if not stream.in_snapshot:
-                stream.feed.close()  # a read transaction is not kept, nor asked again for the next snapshot
-        elif self.window.room > 0:
-            sent = max(sent, 1)
+        sent = 0 if stream.in_snapshot else self._go_on(stream, may_read_disk=may_read_disk)
+        if not stream.in_snapshot or self.window.room <= 0:
+            return sent
+        if not stream.feed.fill():
             stream.feed.close()
             stream.finish_snapshot()
-        return sent
+            return max(sent, 1)
+        pieces, size, at = self._framer.take(
+            stream.feed.block, stream.feed.at, min(budget, self.window.room), stream.opaque
+        )
+        stream.feed.at = at
+        stream.sent(self._framer.last_seqno)
+        self._send(b"".join(pieces) if len(pieces) > 1 else pieces[0])
+        if stream.cursor >= stream.snapshot_end:
+            stream.feed.close()  # a read transaction is not kept, nor asked again for the next snapshot
+        return sent + size
 
-    def _caught_up(self, stream: _Stream) -> int:
+    def _go_on(self, stream: ServedStream, *, may_read_disk: bool) -> int:
+        """Between two snapshots: begin the next one, end the stream, or take the next step of a takeover."""
+        if stream.is_done:
+            return self._end(stream, StreamEndReason.OK)
+        if self.flags & OpenFlag.NOTIFIER:
+            return self._notify(stream)
+        if stream.may_offer:
+            return self._send(encode(stream.hand_over())) if stream.may_hand_over else 0
+        opened = stream.feed.open(stream.cursor, may_read_disk=may_read_disk)
+        if stream.feed.has_gap:  # asked again from where it is, the consumer is told how far to go back
+            return self._end(stream, StreamEndReason.ROLLBACK)
+        if opened is None:
+            return self._caught_up(stream)
+        end, disk = opened
+        return self._send(encode(stream.begin(end, disk=disk)))
+
+    def _caught_up(self, stream: ServedStream) -> int:
         """Everything is sent: go on with a takeover, where this is one."""
         if stream.vb.whole_seqno > stream.cursor or not stream.may_hand_over:
             return 0
         return self._send(encode(stream.hand_over()))
 
-    def _notify(self, stream: _Stream) -> int:
+    def _notify(self, stream: ServedStream) -> int:
         """A notifier's stream ends when there is something new; it shows no changes."""
         if stream.vb.whole_seqno > stream.cursor:
             return self._end(stream, StreamEndReason.OK)
@@ -417,17 +402,11 @@ class Producer:
             self._line.wake()
         return stream is not None
 
-    def _make_ready(self, stream: _Stream) -> None:
-        self._idle_at[stream.vbucket] = _NOWHERE
-        if not stream.queued:
-            self._enqueue(stream)
+    def _make_ready(self, stream: ServedStream) -> None:
+        self._turns.put(stream)
         self._line.wake()
 
-    def _enqueue(self, stream: _Stream) -> None:
-        stream.queued = True
-        self._ready.append(stream)
-
-    def _end(self, stream: _Stream, reason: StreamEndReason) -> int:
+    def _end(self, stream: ServedStream, reason: StreamEndReason) -> int:
         """End a stream and say so."""
         held = stream.holds_vbucket or (stream.phase is Phase.HANDED and reason is StreamEndReason.CLOSED)
         self._forget(stream)
@@ -436,7 +415,7 @@ class Producer:
             self._serve_again(stream)
         return sent
 
-    def _drop(self, stream: _Stream) -> None:
+    def _drop(self, stream: ServedStream) -> None:
         """End a stream without a word."""
         held = stream.holds_vbucket
         self._forget(stream)
@@ -444,14 +423,14 @@ class Producer:
         if held:
             self._serve_again(stream)
 
-    def _serve_again(self, stream: _Stream) -> None:
+    def _serve_again(self, stream: ServedStream) -> None:
         """A takeover ended before the consumer was told to be active: the vbucket is served here again."""
         if stream.vb.state is State.DEAD:
             self._bucket.set_state(stream.vb, State.ACTIVE, Cause.TAKEOVER)
 
-    def _forget(self, stream: _Stream) -> None:
+    def _forget(self, stream: ServedStream) -> None:
         self.streams.pop(stream.vbucket, None)
-        self._idle_at[stream.vbucket] = _NOWHERE
+        self._turns.forget(stream)
         stream.feed.close()
 
     def _state_changed(self, vb: VBucket, transition: Transition) -> None:

@@ -32,7 +32,10 @@ def main() -> int:
             world = run(seed, steps=options.steps, tail_lines=TRACE_LINES_MAX if options.trace else 60)
         except Failure as failure:
             failed.append(seed)
-            print(failure if options.trace or not options.keep_going else str(failure.__cause__).split("\n")[0], flush=True)
+            print(
+                failure if options.trace or not options.keep_going else str(failure.__cause__).split("\n")[0],
+                flush=True,
+            )
             print(f"seed {seed} FAILS", flush=True)
             if not options.keep_going:
                 break

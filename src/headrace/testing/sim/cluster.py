@@ -39,20 +39,22 @@ LOOK_S = 0.05
 class Pipe:
     """A connection from the producer of one node to the consumer of another, and who told the consumer what to ask."""
 
-    def __init__(self, world: World, source: SimNode, target: SimNode, *, takeover: bool = False) -> None:
+    def __init__(self, world: World, source: SimNode, target: SimNode, *, moves: int | None = None) -> None:
         assert source.opened is not None
         assert target.opened is not None
         self.source = source
         self.target = target
-        self.name = f"{'move' if takeover else 'copy'}-{source.name}-{target.name}-{world.number()}"
+        self.moves = moves
+        """The vbucket that changes hands by it; None where it is for copies."""
+        self.name = f"{'copy' if moves is None else 'move'}-{source.name}-{target.name}-{world.number()}"
         self.link = Link(world.loop, world.child(), pace=world.pace(), names=(source.name, target.name))
         flags = OpenFlag.PRODUCER | world.rng.choice((OpenFlag(0), OpenFlag.INCLUDE_DELETE_TIMES))
-        producer = Producer(source.opened, self.link.a, self.name, flags, snappy=False)
+        self.producer = Producer(source.opened, self.link.a, self.name, flags, snappy=False)
         self.consumer = Consumer(target.opened, self.link.b, self.name, world.loop.time())
         source.lines[self.link.a] = None
         target.lines[self.link.b] = None
         self.link.b.divert = self._is_ours
-        self.link.join(producer, self.consumer)  # type: ignore[arg-type]  # its pump gives None, which is no more
+        self.link.join(self.producer, self.consumer)  # type: ignore[arg-type]  # its pump gives None, which is no more
         self.answers: dict[int, int] = {}
         self._opaque = 0
         self._world = world
@@ -70,12 +72,22 @@ class Pipe:
         """Whether something can be told."""
         return self.link.is_open
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether one of the nodes still has the connection."""
+        return self.link.a.is_open or self.link.b.is_open
+
     def feeds(self, vb_id: int) -> bool:
         """Whether there is a stream into a vbucket, or one is asked for."""
         return self.link.b.is_open and any(name == f"stream_{vb_id}_state" for name, _ in self.consumer.stats())
 
     def add(self, vb_id: int, flags: int = 0) -> int:
-        """Tell the consumer to ask for a stream; gives what the answer is found by."""
+        """Tell the consumer to ask for a stream; gives what the answer is found by.
+
+        The producer hears of a stream that its consumer gave up only when it sends on: it is told first.
+        """
+        if vb_id in self.producer.streams:
+            self.producer.receive(CloseStream(vbucket=VBucketId(vb_id), opaque=Opaque(0)), self._world.loop.time())
         self._opaque += 1
         request = AddStream(vbucket=VBucketId(vb_id), opaque=Opaque(self._opaque), flags=flags)
         self.consumer.receive(request, self._world.loop.time())
@@ -105,6 +117,8 @@ class Cluster:
         self.deposed: set[tuple[str, int]] = set()
         self.moves: dict[int, tuple[SimNode, SimNode]] = {}
         """Takeovers that were begun and not resolved: from, to."""
+        self.last_moves: dict[int, tuple[SimNode, SimNode]] = {}
+        """Those that were done: a target that crashes before its disk knows is no owner after it, nor is the source."""
         self.mediators: dict[int, asyncio.Task[None]] = {}
         self.pipes: list[Pipe] = []
         self.promises: dict[int, list[Place]] = {vb_id: [] for vb_id in range(vbuckets)}
@@ -155,9 +169,14 @@ class Cluster:
 
     async def reconcile(self) -> None:
         """Look at every vbucket and bring it nearer to what it should be."""
-        self.pipes = [pipe for pipe in self.pipes if pipe.is_open or pipe.link.b.is_open]
+        self.pipes = [pipe for pipe in self.pipes if pipe.is_seen]
         for vb_id, owner in self.owner.items():
             if vb_id in self.busy or vb_id in self.moves:
+                continue
+            try:
+                await self._tend_owner(vb_id, owner)
+            except (Down, StoreError, Refused) as error:
+                self.world.trace(f"the manager cannot tend vb {vb_id} at its owner {owner.name}: {error}")
                 continue
             for node in self.nodes:
                 if node is owner or not self.is_reachable(node):
@@ -168,6 +187,18 @@ class Cluster:
                     self.world.trace(f"the manager cannot tend vb {vb_id} at {node.name}: {error}")
                 if self.owner[vb_id] is not owner or vb_id in self.moves or vb_id in self.busy:
                     break
+
+    async def _tend_owner(self, vb_id: int, owner: SimNode) -> None:
+        """Have an owner be active: its state may be lost by a crash, where the disk did not know it."""
+        if not self.is_reachable(owner) or ((vb := owner.vb(vb_id)) is not None and vb.state is State.ACTIVE):
+            return
+        last = self.last_moves.get(vb_id)
+        if last is not None and last[1] is owner:
+            self.owner[vb_id] = last[0]
+            self.moves[vb_id] = last
+            self.run_mediator(vb_id)
+        else:
+            await owner.set_vbucket(vb_id, State.ACTIVE)
 
     async def _tend(self, vb_id: int, owner: SimNode, node: SimNode) -> None:
         """Have a node that is no owner be a copy."""
@@ -184,9 +215,16 @@ class Cluster:
             self.deposed.discard((node.name, vb_id))
         if not self.is_reachable(owner):
             return
-        pipe = next((one for one in self.pipes if one.is_open and (one.source, one.target) == (owner, node)), None)
+        pipe = next(
+            (
+                one
+                for one in self.pipes
+                if one.is_open and one.moves is None and (one.source, one.target) == (owner, node)
+            ),
+            None,
+        )
         for other in self.pipes:
-            if other.target is node and other is not pipe and other.feeds(vb_id):
+            if other.target is node and other is not pipe and other.feeds(vb_id) and other.moves is None:
                 other.stop(vb_id)
         if pipe is None:
             pipe = Pipe(self.world, owner, node)
@@ -203,6 +241,7 @@ class Cluster:
             return
         self.stop_mediator(vb_id)
         self.moves.pop(vb_id, None)
+        self.last_moves.pop(vb_id, None)
         self.busy.add(vb_id)
         try:
             place = node.place_of(vb)
@@ -230,8 +269,8 @@ class Cluster:
     def move(self, vb_id: int, target: SimNode) -> None:
         """Begin to move a vbucket."""
         source = self.owner[vb_id]
-        if vb_id in self.moves or vb_id in self.busy or target is source:
-            return
+        if vb_id in self.moves or vb_id in self.busy or target is source or (target.name, vb_id) in self.deposed:
+            return  # who was deposed may think that it is the owner: the mediator would take that for a takeover done
         self.moves[vb_id] = (source, target)
         self.world.trace(f"vb {vb_id} is to move from {source.name} to {target.name}")
         self.run_mediator(vb_id)
@@ -260,6 +299,8 @@ class Cluster:
 
     async def _step(self, vb_id: int, source: SimNode, target: SimNode) -> None:
         """Resolve what was left behind; where nothing was, take over."""
+        while any(pipe.moves == vb_id and pipe.is_seen for pipe in self.pipes):
+            await asyncio.sleep(LOOK_S)  # what an earlier run left on its way could change what is found now
         if await self._resolved(vb_id, source, target):
             return
         if (here := target.vb(vb_id)) is None or here.state is not State.REPLICA:
@@ -269,7 +310,7 @@ class Cluster:
                 pipe.stop(vb_id)
         if not (self.is_reachable(source) and self.is_reachable(target)):
             return
-        pipe = Pipe(self.world, source, target, takeover=True)
+        pipe = Pipe(self.world, source, target, moves=vb_id)
         self.pipes.append(pipe)
         try:
             answer = pipe.add(vb_id, StreamFlag.TAKEOVER)
@@ -280,6 +321,8 @@ class Cluster:
                     break
         finally:
             pipe.break_off()
+        while pipe.is_seen:
+            await asyncio.sleep(LOOK_S)
         await self._resolved(vb_id, source, target)
 
     async def _resolved(self, vb_id: int, source: SimNode, target: SimNode) -> bool:
@@ -288,13 +331,15 @@ class Cluster:
         if there is not None and there.state is State.ACTIVE and self.is_reachable(target):
             self.world.trace(f"vb {vb_id} has moved to {target.name}")
             self.owner[vb_id] = target
-            self.moves.pop(vb_id, None)
+            self.last_moves[vb_id] = self.moves.pop(vb_id)
             return True
         if not (self.is_reachable(source) and self.is_reachable(target)):
             raise Down(f"{source.name} or {target.name}")
         here = source.vb(vb_id)
         assert here is not None
         if here.state is State.ACTIVE:
+            if there is not None and there.state is State.PENDING:
+                await target.set_vbucket(vb_id, State.REPLICA)
             return False
         self.world.trace(f"the mediator gives vb {vb_id} back to {source.name}")
         await target.set_vbucket(vb_id, State.DEAD)

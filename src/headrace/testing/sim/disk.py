@@ -15,9 +15,10 @@ from headrace.ids import VBucketId
 from headrace.node.disk import BucketFacts, Disk
 from headrace.store import DictStore, StoreError
 from headrace.store.records import seqno_of
+from headrace.testing.sim.model import NOWHERE, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
     from random import Random
 
@@ -28,11 +29,23 @@ if TYPE_CHECKING:
 
 
 class _Store(DictStore):
-    """A store that tells the model which tombstones may be gone."""
+    """A store that tells what it was told to forget: tombstones, and what a copy had that its owner has not."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, went_back: Callable[[int, Place], None]) -> None:
         super().__init__()
         self._model = model
+        self._went_back = went_back
+
+    def rollback(self, vbucket: VBucketId, to: int) -> VBucketRecord:
+        """Take a vbucket back."""
+        kept = super().rollback(vbucket, to)
+        self._went_back(vbucket, Place(kept.failover_log[0][0], kept.high_seqno))
+        return kept
+
+    def delete_vbucket(self, vbucket: VBucketId) -> None:
+        """Forget a vbucket."""
+        super().delete_vbucket(vbucket)
+        self._went_back(vbucket, NOWHERE)
 
     def purge(self, vbucket: VBucketId | None = None, *, deleted_before: int, limit: int) -> dict[VBucketId, Seqno]:
         """Drop tombstones."""
@@ -45,8 +58,8 @@ class _Store(DictStore):
 class Platter:
     """What is on disk, whichever process looks at it."""
 
-    def __init__(self, vbuckets: int, model: Model) -> None:
-        self.store = _Store(model)
+    def __init__(self, vbuckets: int, model: Model, went_back: Callable[[int, Place], None]) -> None:
+        self.store = _Store(model, went_back)
         self.marks = bytearray(vbuckets)
         self.is_made = False
 

@@ -39,6 +39,10 @@ class Place(NamedTuple):
         return f"{self.vbuuid:x}:{self.seqno}"
 
 
+NOWHERE = Place(0, 0)
+"""Where a vbucket is that has nothing."""
+
+
 class Shown(NamedTuple):
     """An item as every copy of it must show it. When it was removed is not among it: messages may leave that out."""
 
@@ -113,7 +117,7 @@ class Model:
 
     def _lineage(self, vb_id: int, place: Place) -> Iterator[tuple[int, _Branch, int]]:
         """The branches of a place, newest first, each with the last seqno of it that counts."""
-        vbuuid: int | None = place.vbuuid
+        vbuuid: int | None = place.vbuuid or None
         last = place.seqno
         while vbuuid is not None:
             branch = self._branches[vb_id, vbuuid]

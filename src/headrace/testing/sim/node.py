@@ -120,7 +120,6 @@ class SimBucket(Bucket):
             place = self.node.place_of(vb)
             self.node.world.trace(f"{self.node.name} vb {vb.id}: rolled back to {place}")
             self.node.require_whole(vb, "its rollback")
-            self.node.rolled_back(vb)
 
 
 class SimFlusher(Flusher):
@@ -141,7 +140,8 @@ class SimFlusher(Flusher):
 
     def die(self) -> None:
         """End with the process."""
-        self._task.cancel()
+        for task in (self._task, *self._rollbacks):
+            task.cancel()
 
 
 class SimPager(Pager):
@@ -177,12 +177,13 @@ class SimNode:
     def __init__(self, world: World, name: str, *, vbuckets: int, limits: NodeLimits) -> None:
         self.world = world
         self.name = name
-        self.platter = Platter(vbuckets, world.model)
+        self.platter = Platter(vbuckets, world.model, self._went_back)
         self.limits = limits
         self.wall_offset_s = 0.0
         self.is_cut_off = False
         """Whether nobody but its own clients reaches it."""
         self.opened: OpenBucket | None = None
+        self.is_stopping = False
         self.lines: dict[MemoryLine, None] = {}
         """Its ends of links, in the order in which they were made."""
         self.starts = 0
@@ -194,8 +195,13 @@ class SimNode:
 
     @property
     def is_up(self) -> bool:
-        """Whether its process runs."""
-        return self.opened is not None
+        """Whether it serves."""
+        return self.opened is not None and not self.is_stopping
+
+    @property
+    def is_down(self) -> bool:
+        """Whether no process of it runs."""
+        return self.opened is None
 
     @property
     def bucket(self) -> SimBucket:
@@ -218,7 +224,7 @@ class SimNode:
 
     def vb(self, vb_id: int) -> VBucket | None:
         """A vbucket; None where the node is down or has none."""
-        return None if self.opened is None else self.opened.bucket.vbuckets[vb_id]
+        return None if self.opened is None or self.is_stopping else self.opened.bucket.vbuckets[vb_id]
 
     def wall_ns(self) -> int:
         """What its clock shows, be it right or wrong."""
@@ -246,12 +252,30 @@ class SimNode:
         world.trace(f"{self.name} starts, lost {sorted(lost)}: {' '.join(told)}")
         world.owners_changed()
 
+    async def stop(self) -> None:
+        """End the process as it should end: connections first, then all goes to disk."""
+        self.world.trace(f"{self.name} stops")
+        self.is_stopping = True
+        bucket, flusher = self.bucket, self.flusher
+        for line in list(self.lines):
+            line.hang_up()
+            self.world.peer_crashed(line)
+        self.lines.clear()
+        if await self.call(flusher.close()):
+            self.platter.marks[:] = bytes(len(self.platter.marks))
+        if self.opened is not None and self.opened.bucket is bucket:
+            bucket.is_alive = False
+            self.opened = None
+            self.is_stopping = False
+            self.world.trace(f"{self.name} has stopped")
+
     def crash(self, *, power: bool) -> None:
         """End the process, with all that was in its memory."""
         self.world.trace(f"{self.name} crashes{', power and all' if power else ''}")
         self.bucket.is_alive = False
         self.flusher.die()
         self.opened = None
+        self.is_stopping = False
         for task in list(self._tasks):
             task.cancel()
         for line in list(self.lines):
@@ -284,13 +308,14 @@ class SimNode:
 
     def session(self) -> Session:
         """A client's session."""
-        if self.opened is None:
+        if self.opened is None or self.is_stopping:
             raise Down(self.name)
         return cast("Session", SimSession(self.opened))
 
     async def set_vbucket(self, vb_id: int, state: State) -> None:
         """The command of a manager."""
         request = SetVBucket(vbucket=VBucketId(vb_id), state=state)
+        await asyncio.sleep(self.world.rng.random() * self.world.command_s)
         await self.call(cast("Coroutine[Any, Any, Response]", vbuckets.set_vbucket(self.session(), request)))
 
     async def delete_vbucket(self, vb_id: int) -> None:
@@ -344,10 +369,10 @@ class SimNode:
         if not self.world.model.contains(vb.id, self.place_of(vb), place):
             raise Broken(f"vbucket {vb.id} at {self.name} is at {self.place_of(vb)}, without {what}: {place}")
 
-    def rolled_back(self, vb: VBucket) -> None:
-        """What was told to be on disk, and is not in the history of the owner, is no promise of this node any more."""
-        contains, here = self.world.model.contains, self.place_of(vb)
-        self.durable[vb.id] = [place for place in self.durable[vb.id] if contains(vb.id, here, place)]
+    def _went_back(self, vb_id: int, here: Place) -> None:
+        """A copy was rolled back or removed: what it had told to be on disk beyond that is no promise any more."""
+        contains = self.world.model.contains
+        self.durable[vb_id] = [place for place in self.durable[vb_id] if contains(vb_id, here, place)]
 
     def observe(self, vb: VBucket) -> None:
         """A client asks what is on disk, and relies on it."""

@@ -7,13 +7,13 @@ its copy must be a state that the vbucket had; on a rollback it goes back to the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
-from headrace.history import Position
+from headrace.history import Position, SnapshotRange
 from headrace.ids import Opaque, Seqno, VBucketId
 from headrace.node.dcp.producer import Producer
-from headrace.protocol.subscription import Phase, Subscription
+from headrace.protocol.subscription import Phase, Subscription, branch_of
 from headrace.store.records import LIVE
 from headrace.testing.link import Link, Pace
 from headrace.testing.sim.model import Broken, Copy, Place, Shown
@@ -34,7 +34,7 @@ from headrace.wire.catalogue import (
     StreamEnd,
     StreamRequest,
 )
-from headrace.wire.codes import OpenFlag
+from headrace.wire.codes import OpenFlag, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,9 @@ class Followed:
     def told(self) -> str:
         """Where it is, for people."""
         link = self.link
-        where = "nowhere" if link is None else f"{link.node.name} by {link.name}{'' if link.link.is_open else ', broken'}"
+        where = (
+            "nowhere" if link is None else f"{link.node.name} by {link.name}{'' if link.link.is_open else ', broken'}"
+        )
         position = self.subscription.position
         return f"at {position.vbuuid:x}:{self.last_seqno}, {self.subscription.phase}, {where}"
 
@@ -84,13 +86,30 @@ class Followed:
         whole = self.wholes[int(self.subscription.progress.whole)]
         return Saved(self.subscription.position, dict(self.copy), dict(whole))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the copy is a state of the vbucket."""
+        return self.last_seqno == int(self.subscription.progress.whole)
+
+    def save_whole(self) -> Saved:
+        """What can be gone on with from the last place where the copy was whole."""
+        whole = self.subscription.progress.whole
+        if not whole:
+            return Saved()
+        copy = self.wholes[int(whole)]
+        log = self.subscription.progress.log
+        vbuuid = self.subscription.position.vbuuid if log is None else branch_of(log, whole)
+        return Saved(Position(vbuuid=vbuuid, seqno=whole, snapshot=SnapshotRange.at(whole)), dict(copy), dict(copy))
+
     def take(self, item: Mutation | Deletion | Expiration, world: World, who: str) -> None:
         """Apply one change."""
         seqno = int(item.by_seqno)
         if seqno <= self.last_seqno:
             raise Broken(f"{who}, vbucket {self.vb_id}: seqno {seqno} came after {self.last_seqno}")
         if seqno > self.snapshot_end:
-            raise Broken(f"{who}, vbucket {self.vb_id}: seqno {seqno} outside the snapshot that ends at {self.snapshot_end}")
+            raise Broken(
+                f"{who}, vbucket {self.vb_id}: seqno {seqno} outside the snapshot that ends at {self.snapshot_end}"
+            )
         self.last_seqno = seqno
         is_live = item.spec.opcodes[Dialect.DCP] == LIVE
         self.copy[item.key] = Shown(
@@ -179,6 +198,7 @@ class ReaderLink:
         self.deadline: float | None = None
         self.link = Link(world.loop, world.child(), pace=pace, names=(self.name, node.name))
         self._line = self.link.a
+        self._line.dialect = reader.dialect
         self._unacked = 0
         self._streams: dict[int, Followed] = {}
         served = Served(node, self.link.b, self.name, OpenFlag.PRODUCER | reader.flags)
@@ -199,11 +219,13 @@ class ReaderLink:
         followed.opaque, followed.link = opaque, self
         self._streams[opaque] = followed
         request = followed.subscription.request(Opaque(opaque))
+        if self.reader.dialect is Dialect.UPR:
+            request = replace(request, snapshot_start=None, snapshot_end=None)
         self.reader.trace(
             f"vb {followed.vb_id} asks {self.node.name} from {request.vbuuid:x}:{request.start_seqno} "
             f"({request.snapshot_start}-{request.snapshot_end})"
         )
-        self._line.send(encode(request))
+        self._line.send(encode(request, self.reader.dialect))
 
     def receive(self, message: Message, now: float) -> None:
         """Take a message of the producer."""
@@ -259,6 +281,10 @@ class ReaderLink:
         assert isinstance(answer, ErrorReply)
         del self._streams[answer.opaque]
         followed.link = None
+        if self.reader.dialect is Dialect.UPR and answer.status in {Status.KEY_NOT_FOUND, Status.OUT_OF_RANGE}:
+            self.reader.trace(f"vb {followed.vb_id} is off the log, and begins anew")
+            self.reader.followed[followed.vb_id] = Followed(followed.vb_id, Saved())
+            return
         refusal = subscription.refused(answer.status, now)
         if subscription.phase is Phase.FAILED:
             raise Broken(f"{self.name}: {refusal.text}")
@@ -300,6 +326,7 @@ class Reader:
         self.forgetful = rng.random() < 0.2  # noqa: PLR2004 - some keep no copies, and begin anew at a rollback
         self.saved = {vb_id: Saved() for vb_id in range(vbuckets)}
         self.followed = {vb_id: Followed(vb_id, saved) for vb_id, saved in self.saved.items()}
+        self.dialect = Dialect.UPR if rng.random() < 0.2 else Dialect.DCP  # noqa: PLR2004 - a few
         self._opaque = 16
 
     def trace(self, text: str) -> None:
@@ -324,13 +351,22 @@ class Reader:
         self.links.clear()
         self.followed = {vb_id: Followed(vb_id, saved) for vb_id, saved in self.saved.items()}
 
+    def _go_back(self, followed: Followed) -> None:
+        """UPR's request does not tell a snapshot: only a copy that is whole can go on."""
+        whole = followed.subscription.progress.whole
+        self.trace(f"vb {followed.vb_id} goes back from {followed.last_seqno} to {whole}, where it is whole")
+        self.followed[followed.vb_id] = Followed(followed.vb_id, followed.save_whole())
+
     def look(self) -> None:
         """Ask for what is not followed and may be asked for."""
         world = self.world
         now = world.loop.time()
-        for vb_id, followed in self.followed.items():
+        for vb_id, followed in list(self.followed.items()):
             ready_at = followed.subscription.ready_at
             if followed.link is not None or ready_at is None or ready_at > now:
+                continue
+            if self.dialect is Dialect.UPR and not followed.is_whole:
+                self._go_back(followed)
                 continue
             node = world.node_to_read(vb_id)
             if node is None or not node.is_up or node.is_cut_off:

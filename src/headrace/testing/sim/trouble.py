@@ -28,8 +28,15 @@ async def make(world: World) -> None:
     rng = world.rng
     kinds = list(_KINDS)
     weights = [_KINDS[kind] * rng.choice((0, 0.3, 1, 1, 3)) for kind in kinds]
+    if rng.random() < 0.5:  # noqa: PLR2004 - see BUGS 4: until copies know what was purged
+        weights[kinds.index(purge)] = 0
+    else:
+        for kind in (fail_over, move):
+            weights[kinds.index(kind)] = 0
     weights[kinds.index(write)] = max(1, weights[kinds.index(write)])
-    world.trace("seed %d: " % world.seed + ", ".join(f"{k.__name__} {w:g}" for k, w in zip(kinds, weights, strict=True)))
+    world.trace(
+        "seed %d: " % world.seed + ", ".join(f"{k.__name__} {w:g}" for k, w in zip(kinds, weights, strict=True))
+    )
     for _ in range(world.steps):
         await asyncio.sleep(rng.expovariate(1 / STEP_S))
         rng.choices(kinds, weights)[0](world)
@@ -92,9 +99,16 @@ def crash(world: World) -> None:
         world.rng.choice(nodes).crash(power=world.rng.random() < 0.3)  # noqa: PLR2004 - a share
 
 
+def stop(world: World) -> None:
+    """A node is stopped as it should be."""
+    nodes = _up(world)
+    if nodes:
+        _later(world, world.rng.choice(nodes).stop())
+
+
 def start(world: World) -> None:
     """A node starts again."""
-    down = [node for node in world.nodes if not node.is_up]
+    down = [node for node in world.nodes if node.is_down]
     if down:
         world.rng.choice(down).start()
 
@@ -205,12 +219,21 @@ def delete_copy(world: World) -> None:
     rng, cluster = world.rng, world.cluster
     vb_id = rng.choice(list(cluster.owner))
     node = rng.choice(world.nodes)
-    if node is cluster.owner[vb_id] or not cluster.is_reachable(node) or vb_id in cluster.moves:
+    if (
+        node is cluster.owner[vb_id]
+        or not cluster.is_reachable(node)
+        or vb_id in cluster.moves
+        or vb_id in cluster.busy
+    ):
         return
 
     async def delete() -> None:
-        await node.set_vbucket(vb_id, State.DEAD)
-        await node.delete_vbucket(vb_id)
+        cluster.busy.add(vb_id)  # who removes a copy does not promote it meanwhile
+        try:
+            await node.set_vbucket(vb_id, State.DEAD)
+            await node.delete_vbucket(vb_id)
+        finally:
+            cluster.busy.discard(vb_id)
 
     _later(world, delete())
 
@@ -223,6 +246,7 @@ _KINDS: dict[Callable[[World], None], float] = {
     expire: 2,
     rest: 4,
     crash: 1.5,
+    stop: 0.7,
     start: 3,
     cut: 3,
     isolate: 1,

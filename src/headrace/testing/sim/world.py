@@ -20,13 +20,17 @@ import asyncio
 import logging
 from collections import deque
 from random import Random
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from headrace.history import State
 from headrace.ids import VbUuid
 from headrace.node import bucket as node_bucket
+from headrace.node.dcp import consumer, feed, producer
 from headrace.node.dcp.consumer import Consumer
 from headrace.node.limits import NodeLimits
+from headrace.protocol import consumer as consumer_rules
+from headrace.store import undo
 from headrace.testing.link import Pace
 from headrace.testing.sim import trouble
 from headrace.testing.sim.clients import Clients
@@ -45,6 +49,21 @@ QUIET_S_MAX = 1500.0
 """How long peace may take to come: longer than a silent peer is waited for."""
 TEND_S = 0.25
 LOOK_S = 0.05
+
+
+KNOBS: dict[tuple[ModuleType, str], tuple[object, ...]] = {
+    (feed, "MEMORY_SNAPSHOT_BYTES_MAX"): (2000, 300, 1),
+    (feed, "BLOCK_BYTES"): (1, 400),
+    (producer, "TURN_BYTES"): (dict.fromkeys(("low", "medium", "high"), 1),),
+    (producer, "PUMP_BYTES"): (1, 500),
+    (producer, "BACKFILLS_MAX"): (1,),
+    (undo, "ENTRIES_MAX"): (1, 4),
+    (consumer_rules, "BUFFER_BYTES"): (1, 500),
+    (consumer, "CONTROLS"): (
+        tuple((key, b"2000" if key == b"connection_buffer_size" else value) for key, value in consumer_rules.CONTROLS),
+    ),
+}
+"""Bounds that are too large to be met in a small world: some seeds make them small."""
 
 
 class World:
@@ -66,6 +85,8 @@ class World:
             recent_bytes_max=rng.choice((32 << 20, 3000, 1)),
             resident_bytes_max=rng.choice((256 << 20, 3000, 1)),
         )
+        self.command_s = rng.choice((0.0, 0.01, 1.0))
+        """How long a command of the manager is on its way."""
         self._pace_s = rng.choice((0.0005, 0.01, 0.1))
         names = ["north", "east", "south"][: rng.randint(2, 3)]
         self.nodes = [SimNode(self, name, vbuckets=self.vbuckets, limits=limits) for name in names]
@@ -138,7 +159,10 @@ class World:
 
     def run(self) -> None:
         """Run it all; raise what is broken."""
-        before, node_bucket.new_vbuuid = node_bucket.new_vbuuid, self.new_vbuuid
+        before = [getattr(module, name) for module, name in KNOBS]
+        for (module, name), choices in KNOBS.items():
+            setattr(module, name, self.rng.choice((getattr(module, name), *choices)))
+        new_vbuuid, node_bucket.new_vbuuid = node_bucket.new_vbuuid, self.new_vbuuid
         tells = _Tells(self)
         root = logging.getLogger("headrace")
         level, propagates = root.level, root.propagate
@@ -151,7 +175,9 @@ class World:
             root.removeHandler(tells)
             root.setLevel(level)
             root.propagate = propagates
-            node_bucket.new_vbuuid = before
+            node_bucket.new_vbuuid = new_vbuuid
+            for (module, name), value in zip(KNOBS, before, strict=True):
+                setattr(module, name, value)
 
     async def _main(self) -> None:
         for node in self.nodes:
@@ -194,11 +220,17 @@ class World:
 
     async def _make_peace(self) -> None:
         """Heal everything and wait until nothing moves."""
+        await asyncio.sleep(LOOK_S)  # what was begun last is under way then
         self.is_peace = True
         self.trace("peace")
         for node in self.nodes:
             node.is_cut_off = False
-            if not node.is_up:
+            if node.opened is not None:
+                node.flusher.slow_s = 0.002
+                node.disk.refuses = 0.0
+            while node.is_stopping:
+                await asyncio.sleep(LOOK_S)
+            if node.is_down:
                 node.start()
             node.disk.refuses = 0.0
             node.flusher.slow_s = 0.002
