@@ -48,7 +48,7 @@ class Layers(RuleBasedStateMachine):
         super().__init__()
         self.disk = DictDisk()
         disk: Any = self.disk
-        self.bucket = Bucket("b", disk, vbuckets=1, limits=NodeLimits(recent_bytes_max=1500))
+        self.bucket = Bucket("b", disk, vbuckets=1, limits=NodeLimits())
         self.vb = self.bucket.make_vbucket(VB, State.ACTIVE)
         self.newest: dict[bytes, bytes] = {}
         self.taken: Changes | None = None
@@ -67,13 +67,14 @@ class Layers(RuleBasedStateMachine):
         self.taken = self.vb.take(7)
 
     @precondition(lambda self: self.taken)
-    @rule()
-    def settle(self) -> None:
+    @rule(keep_recent=st.booleans())
+    def settle(self, keep_recent: bool) -> None:
         assert self.taken is not None
         self.disk.store.write([self.taken])
         self.vb.persisted_seqno = self.taken.now.high_seqno
-        self.bucket.settle(self.vb)
-        self.bucket.bound_recent()
+        self.bucket.settle(self.vb, keep_recent=keep_recent)
+        if not keep_recent:
+            self.bucket.drop_recents()
         self.taken = None
 
     @precondition(lambda self: self.taken)
@@ -110,7 +111,6 @@ class Layers(RuleBasedStateMachine):
             (self.bucket.resident_bytes, self.vb.items),
         ):
             assert counted == sum(len(record) + 200 for record in layer.values())
-        assert self.bucket.recent_bytes <= 1500 or self.taken is not None
         assert all(key_of(record) == key for key, record in self.vb.recent.items())
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headrace.client import ConnectionLostError
 from headrace.history import State
+from headrace.ids import Seqno, VBucketId, VbUuid
 from headrace.node import Node
 from headrace.pipelines import move as moving
 from headrace.pipelines.failover import promote
 from headrace.pipelines.lines import Line
 from headrace.pipelines.move import Move, NotMovedError, Step, UnresolvedError
-from headrace.pipelines.replicate import RefusedError
+from headrace.pipelines.replicate import RefusedError, add_streams
 from headrace.pipelines.servers import Server, Vbuckets
+from headrace.wire import decode, encode
+from headrace.wire.catalogue import FailoverEntry, FailoverLog, Mutation, SnapshotMarker, StreamRequest
 from tests.replication.nodes import copy_once, dump, eventually, replicating, server_at
 from tests.replication.writers import Writer, check, stop_all
 
@@ -290,3 +293,23 @@ def test_what_was_given_up_is_not_promoted(pair: tuple[Server, Server]):
     Move(source, target, VB).run(never)
     with pytest.raises(RefusedError, match="gave it up"):
         promote(source, VB)
+
+
+def test_an_unfinished_copy_is_promoted(pair: tuple[Server, Server]):
+    """What came of a snapshot that was never finished goes, and is told."""
+    _, target = pair
+    with Vbuckets(target) as vbuckets:
+        vbuckets.set_state(VB, State.REPLICA)
+        with Line.to_consumer(target, "half") as line:
+            line.send(add_streams([VB]))
+            while not isinstance(message := decode(line.next_frame()), StreamRequest):
+                pass
+            log = (FailoverEntry(VbUuid(7), Seqno(0)),)
+            line.send(encode(FailoverLog(opcode=0x53, opaque=message.opaque, entries=log)))
+            fields: dict[str, Any] = {"vbucket": VBucketId(VB), "opaque": message.opaque}
+            line.send(encode(SnapshotMarker(start_seqno=Seqno(0), end_seqno=Seqno(9), flags=2, **fields)))
+            line.send(encode(Mutation(by_seqno=Seqno(5), rev_seqno=1, nru=0, key=b"half", **fields)))
+            eventually(lambda: vbuckets.seqno(VB, State.REPLICA) == 5, "the item comes")
+        promotion = promote(target, VB)
+    assert (promotion.seqno, promotion.dropped, promotion.is_first_copy_lost) == (0, 5, True)
+    assert dump(target, VB) == {}

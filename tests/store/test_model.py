@@ -201,7 +201,8 @@ class Machine(RuleBasedStateMachine):
             assert all(len(block) >= size for block in blocks[:-1])
             for after in (b"", b"a", b"aa", b"b"):
                 assert latest.keys(of, after=after, limit=first) == oracle.keys(of, after=after, limit=first)
-            assert latest.expired(now=now, limit=first) == oracle.expired(now=now, limit=first)
+            for some in (None, {0, vbucket}):
+                assert latest.expired(now=now, limit=first, of=some) == oracle.expired(now=now, limit=first, of=some)
 
     def compare(self) -> None:
         with self.reader.snapshot() as snapshot, self.oracle.snapshot() as oracle:

@@ -7,7 +7,21 @@ from dataclasses import MISSING, Field, fields
 from functools import cached_property
 from typing import Any
 
-from headrace.client import KvConnection
+from headrace.client import (
+    AsyncBatchReader,
+    AsyncChangeReader,
+    BatchReader,
+    Change,
+    ChangeOptions,
+    ChangeReader,
+    KvConnection,
+    OnRollback,
+    Positions,
+    RolledBack,
+    SnapshotMarked,
+    StreamEnded,
+    StreamStarted,
+)
 from headrace.node import AsyncNode, Node, NodeLimits, NodeOptions
 from headrace.node.options import Reachable
 from tools.reference.attributes import field_sentences
@@ -23,16 +37,17 @@ _START = {
 def python_page() -> str:
     """The whole page."""
     return page(
-        "Python: a node, and a connection to one",
+        "Python: a node, a connection to one, and its changes",
         SOURCE,
         "`headrace.Node`, `headrace.AsyncNode` and `headrace.NodeOptions` need the extra `node`; without it they raise "
         "an `ImportError` that says what to install. `headrace.client` is in the base package. A wrong option is a "
         "`headrace.node.NodeError`; it and every other error here is a `headrace.errors.HeadraceError`. To do: [run a "
-        "node](../guides/run-a-node.md#inside-a-python-program).",
+        "node](../guides/run-a-node.md#inside-a-python-program), [follow changes](../guides/follow-changes.md).",
         *_node_parts(Node),
         *_node_parts(AsyncNode),
         *_option_parts(),
         *_connection_parts(),
+        *_reader_parts(),
     )
 
 
@@ -60,6 +75,47 @@ def _connection_parts() -> Iterator[str]:
     yield fenced(_signature(KvConnection, KvConnection.__name__), "text")
     yield _prose(KvConnection)
     yield from _methods(KvConnection)
+
+
+def _reader_parts() -> Iterator[str]:
+    """The readers of changes: what they are told, what they do, what they give."""
+    sentences = field_sentences(ChangeOptions)
+    names = {field.name for field in fields(ChangeOptions)}
+    assert names == set(sentences), f"an option without a sentence, or a sentence without: {names ^ set(sentences)}"
+    yield f"## {ChangeOptions.__name__}"
+    yield _prose(ChangeOptions)
+    rows = ([f"`{each.name}`", _told_default(each), sentences[each.name]] for each in fields(ChangeOptions))
+    yield table(["field", "default", "what it is"], rows)
+    yield f"`{OnRollback.__name__}`:"
+    told = field_sentences(OnRollback)
+    yield table(["value", "what it means"], ([f"`{each.value}`", told[each.name]] for each in OnRollback))
+    for cls in (BatchReader, ChangeReader, AsyncBatchReader, AsyncChangeReader):
+        yield f"## {cls.__name__}"
+        yield fenced(_signature(cls, cls.__name__), "text")
+        yield _prose(cls)
+        yield _attributes(cls)
+        yield from _methods(cls)
+    yield f"## {Positions.__name__}"
+    yield _prose(Positions)
+    yield from _methods(Positions)
+    yield "## What readers give"
+    gives = (Change, SnapshotMarked, StreamStarted, StreamEnded, RolledBack)
+    yield table(
+        ["class", "fields", "what it tells"],
+        ([f"`{each.__name__}`", ", ".join(f"`{name}`" for name in _names(each)), _first(each)] for each in gives),
+    )
+
+
+def _names(cls: Any) -> list[str]:
+    return list(cls._fields) if hasattr(cls, "_fields") else [each.name for each in fields(cls)]
+
+
+def _first(cls: type) -> str:
+    return " ".join(_prose(cls).split("\n\n")[0].split())
+
+
+def _told_default(field: "Field[Any]") -> str:
+    return f"`{getattr(field.default, 'value', field.default)!r}`"
 
 
 def _default(field: "Field[Any]") -> str:

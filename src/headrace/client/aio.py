@@ -21,7 +21,7 @@ from headrace.columns.rollback import rollback_row
 from headrace.protocol.subscription import branch_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     import pyarrow as pa
 
@@ -34,9 +34,12 @@ if TYPE_CHECKING:
 class _Protocol(asyncio.BufferedProtocol):
     """The transport of one link."""
 
-    def __init__(self, link: Link, reader: AsyncReader) -> None:
+    def __init__(
+        self, link: Link, received: Callable[[Link, int], None], broken: Callable[[Link, Exception | None], None]
+    ) -> None:
         self._link = link
-        self._reader = reader
+        self._received = received
+        self._broken = broken
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -48,10 +51,10 @@ class _Protocol(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._link.state is not LinkState.CLOSED:
-            self._reader.received(self._link, nbytes)
+            self._received(self._link, nbytes)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._reader.broken(self._link, exc)
+        self._broken(self._link, exc)
 
 
 class AsyncReader:
@@ -59,6 +62,8 @@ class AsyncReader:
 
     Nothing is connected before the first change is asked for.
     """
+
+    _wants_markers = False
 
     def __init__(self, options: ChangeOptions | None = None, *, start: Start = BEGINNING, until: Until = None) -> None:
         self.options = options if options is not None else ChangeOptions()
@@ -74,7 +79,8 @@ class AsyncReader:
     @property
     def _follower(self) -> Follower:
         if self._made is None:
-            self._made = Follower(self.options, self._plan, asyncio.get_running_loop().time())
+            now = asyncio.get_running_loop().time()
+            self._made = Follower(self.options, self._plan, now, wants_markers=self._wants_markers)
         return self._made
 
     async def __aenter__(self) -> Self:
@@ -113,17 +119,6 @@ class AsyncReader:
         """Whether everything up to the ends was read and taken."""
         return self._follower.is_done
 
-    async def next_event(self, timeout_s: float | None = None) -> Event | None:
-        """Wait for what happens next; None when everything up to the ends was read, or after `timeout_s`.
-
-        `is_done` tells which. What is given counts as taken.
-        """
-        event = await self._wait(timeout_s)
-        if event is not None:
-            self._follower.taken.take(event)
-            self._move()
-        return event
-
     async def _wait(self, timeout_s: float | None) -> Event | None:
         follower, loop = self._follower, asyncio.get_running_loop()
         end = None if timeout_s is None else loop.time() + timeout_s
@@ -151,12 +146,12 @@ class AsyncReader:
 
     # -- what the transports bring
 
-    def received(self, link: Link, count: int) -> None:
+    def _received(self, link: Link, count: int) -> None:
         """Bytes came."""
         self._follower.received(link, count, asyncio.get_running_loop().time())
         self._move()
 
-    def broken(self, link: Link, error: Exception | None) -> None:
+    def _broken(self, link: Link, error: Exception | None) -> None:
         """A connection is gone."""
         self._lines.pop(link, None)
         told = f"the connection broke: {error}" if error is not None else "the server closed the connection"
@@ -199,7 +194,7 @@ class AsyncReader:
         address = link.address
         try:
             _, line = await loop.create_connection(
-                lambda: _Protocol(link, self),
+                lambda: _Protocol(link, self._received, self._broken),
                 address.host,
                 address.port,
                 ssl=self._tls,
@@ -238,6 +233,17 @@ class AsyncBatchReader(AsyncReader):
             raise StopAsyncIteration
         return rows
 
+    async def next_event(self, timeout_s: float | None = None) -> Event | None:
+        """Wait for what happens next; None when everything up to the ends was read, or after `timeout_s`.
+
+        `is_done` tells which. What is given counts as taken.
+        """
+        event = await self._wait(timeout_s)
+        if event is not None:
+            self._follower.taken.take(event)
+            self._move()
+        return event
+
     async def next_batch(self, timeout_s: float | None = None) -> pa.RecordBatch | None:
         """Wait for the next batch; None when everything up to the ends was read, or after `timeout_s`."""
         loop = asyncio.get_running_loop()
@@ -260,6 +266,8 @@ class AsyncChangeReader(AsyncReader):
     ...     async for change in changes:
     ...         print(change)
     """
+
+    _wants_markers = True
 
     def __init__(self, options: ChangeOptions | None = None, *, start: Start = BEGINNING, until: Until = None) -> None:
         super().__init__(options, start=start, until=until)

@@ -38,8 +38,9 @@ from headrace.client.options import OnRollback, OptionError
 from headrace.client.positions import Positions
 from headrace.client.sifting import Mark
 from headrace.client.taken import Taken
+from headrace.columns import EVENTS, Settings, decode_changes
 from headrace.columns import Positions as Inherited
-from headrace.columns import Settings, decode_changes
+from headrace.columns.schema import SYSTEM
 from headrace.errors import HeadraceError, RemoteProtocolError
 from headrace.ids import Opaque, Seqno, VBucketId
 from headrace.protocol.subscription import Phase, Refusal, Subscription, Where
@@ -64,6 +65,8 @@ if TYPE_CHECKING:
     from headrace.client.planning import Plan
     from headrace.columns import Beside
     from headrace.wire.message import Response
+
+SYSTEM_EVENT = EVENTS[SYSTEM]
 
 UNPLANNED_PAUSE_S = 1.0
 """How often the map is asked for while a vbucket is at no node that tells its seqno."""
@@ -94,10 +97,11 @@ def _is_final(error: HeadraceError, *, opened: bool) -> bool:
 class Follower:
     """The changes of some vbuckets, wherever they are."""
 
-    def __init__(self, options: ChangeOptions, plan: Plan, now: float) -> None:
+    def __init__(self, options: ChangeOptions, plan: Plan, now: float, *, wants_markers: bool = True) -> None:
         # The kernel may have to be compiled, once for a machine: not while a server waits for an answer.
         decode_changes(b"", Settings(), Inherited())
         self.options = options
+        self.wants_markers = wants_markers
         self.events: deque[Event] = deque()
         self.failure: HeadraceError | None = None
         self.nodes = Nodes(options)
@@ -318,7 +322,7 @@ class Follower:
         self._waiting.discard(vbucket)
         link.ask(
             # Servers older than the flag ignore it, and stream what a dead vbucket has.
-            subscription.request(opaque, flags=StreamFlag.ACTIVE_ONLY),
+            subscription.request(opaque, flags=StreamFlag.ACTIVE_ONLY, stream_filter=link.stream_filter),
             lambda reply: self._stream_answered(link, subscription, reply),
             opaque=opaque,
         )
@@ -381,6 +385,8 @@ class Follower:
     def link_changes(self, link: Link, rows: pa.RecordBatch, flow_bytes: int, beside: list[Beside]) -> None:
         """Hand on rows that are in order and within their ends."""
         sifted = link.streams.sift(rows)
+        if link.collections is not None and SYSTEM_EVENT in rows.column("event").unique().to_pylist():
+            link.learn_collections()
         markers = [each for each in beside if isinstance(each.message, SnapshotMarker)]
         if not sifted.marks and not markers:
             link.worked_off(flow_bytes)

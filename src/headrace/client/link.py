@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.client.cluster_map import ClusterMap
+from headrace.client.collections import Collections
 from headrace.client.errors import (
     ConnectionLostError,
     InvalidError,
@@ -31,8 +32,8 @@ from headrace.client.errors import (
 )
 from headrace.client.opening import Ask, opening
 from headrace.client.sifting import Streams
+from headrace.columns import Controls, Settings, decode_changes
 from headrace.columns import Positions as Inherited
-from headrace.columns import Settings, decode_changes
 from headrace.errors import RemoteProtocolError
 from headrace.ids import Opaque
 from headrace.wire import Header, Malformed, Unknown, encode
@@ -44,6 +45,7 @@ from headrace.wire.catalogue import (
     ErrorReply,
     GetAllVBSeqnos,
     GetClusterConfig,
+    GetCollectionsManifest,
     Noop,
     Open,
     Seqnos,
@@ -51,7 +53,7 @@ from headrace.wire.catalogue import (
     StreamEnd,
     Text,
 )
-from headrace.wire.codes import Feature
+from headrace.wire.codes import Feature, Status
 from headrace.wire.dialects import Dialect
 from headrace.wire.limits import HEADER_BYTES
 from headrace.wire.message import Response, ServerRequest
@@ -71,6 +73,7 @@ ACK_SHARE = 2
 
 _OPAQUE_BIT = 0x8000_0000
 _OPAQUES = 0x7FFF_FFFF
+_MARKER_OPCODE = SnapshotMarker.spec.opcodes[Dialect.DCP]
 _NOOP_OPCODE = DcpNoop.spec.opcodes[Dialect.DCP]
 _TOLERATED = (InvalidError, NotSupportedError, NotFoundError, UnknownCommandError)
 
@@ -86,6 +89,8 @@ class LinkState(StrEnum):
 
 class LinkOwner(Protocol):
     """Who is told what comes of a link."""
+
+    wants_markers: bool
 
     def link_ready(self, link: Link, cluster: ClusterMap, now: float) -> None:
         """Streams may be asked for."""
@@ -110,6 +115,8 @@ class Link:
         self._owner = owner
         self._name = name
         self._settings = Settings(keys=options.keys, body_bytes_max=options.body_bytes_max)
+        self.collections: Collections | None = None
+        self.stream_filter = b""
         self._buffer = bytearray(options.buffer_bytes)
         self._filled = 0
         self._steps: Generator[Ask, Any, ClusterMap] = self._open()
@@ -204,8 +211,12 @@ class Link:
             wanted.append(Feature.SNAPPY)
         if options.xattrs:
             wanted.append(Feature.XATTR)
-        yield from opening(options.login(self.address), tuple(wanted))
+        if options.collections is not None:
+            wanted.append(Feature.COLLECTIONS)
+        granted = yield from opening(options.login(self.address), tuple(wanted))
         cluster = yield from self._cluster_map()
+        if options.collections is not None:
+            yield from self._read_manifest(granted, options.collections)
         self.streams = Streams(len(cluster.copies))
         yield Ask(Open(name=self._name.encode(), flags=options.open_flags), Response, f"streams at {self.address}")
         for key, value in self._controls():
@@ -230,6 +241,26 @@ class Link:
         if not vbuckets:
             raise ServerAnswerError(f"{self.address}: it has no cluster config and no vbuckets")
         return ClusterMap.alone(self.address, vbuckets)
+
+    def _read_manifest(self, granted: frozenset[int], wanted: tuple[str, ...]) -> Generator[Ask, Any, None]:
+        """Learn the names of collections; without those on the server, everything is in the default one."""
+        if Feature.COLLECTIONS not in granted:
+            if wanted:
+                raise error_of(f"collections at {self.address}", Status.NOT_SUPPORTED, b"the server has none")
+            return
+        manifest = yield Ask(GetCollectionsManifest(), Text, f"the collections of {self.address}")
+        self.collections = Collections.parse(manifest.value, source=str(self.address))
+        self.stream_filter = self.collections.stream_filter(wanted, source=str(self.address))
+        self._settings = dataclasses.replace(self._settings, collections=self.collections.names)
+
+    def learn_collections(self) -> None:
+        """Ask for the names again: a collection came or went."""
+
+        def answered(reply: Response) -> None:
+            if isinstance(reply, Text) and self.collections is not None:
+                self.collections.names.update(Collections.parse(reply.value, source=str(self.address)).names)
+
+        self.ask(GetCollectionsManifest(), answered)
 
     def _controls(self) -> list[tuple[bytes, bytes]]:
         options = self._options
@@ -296,7 +327,11 @@ class Link:
 
     def _take(self, changes: Changes) -> None:
         """Hand on the rows, then what stood beside them: a stream's end comes after its last row."""
-        beside = list(changes.controls)
+        controls = changes.controls
+        if isinstance(controls, Controls) and not self._owner.wants_markers:
+            beside = controls.without(_MARKER_OPCODE)
+        else:
+            beside = list(controls)
         self._owner.link_changes(self, changes.rows, changes.flow_bytes, beside)
         for each in beside:
             if self.state is LinkState.CLOSED:

@@ -72,6 +72,8 @@ class ChangeOptions:
     """The vbuckets to read; None for all."""
     xattrs: bool = False
     """Ask for extended attributes."""
+    collections: tuple[str, ...] | None = None
+    """Which collections, as `scope.collection`; an empty tuple for all; None for a server or bucket without them."""
     no_value: bool = False
     """Ask for changes without their values."""
     delete_times: bool = True
@@ -111,6 +113,8 @@ class ChangeOptions:
         self._check(self.mitigation_interval_s > 0, "mitigation_interval_s is more than 0")
         self._check(self.give_up_s is None or self.give_up_s >= 0, "give_up_s is None or not negative")
         self._check(0 < len(self.name.encode()) <= _NAME_BYTES_MAX, f"a name has 1 to {_NAME_BYTES_MAX} bytes")
+        for name in self.collections or ():
+            self._check(len(name.split(".")) == 2, f"a collection is scope.collection, not {name!r}")  # noqa: PLR2004
         self._check(self.priority in (None, "low", "medium", "high"), "priority is low, medium or high")
         self._check(self.on_rollback in set(OnRollback), f"on_rollback is one of {', '.join(OnRollback)}")
         seeds = addresses(self.connection)

@@ -35,7 +35,11 @@ class PositionsError(ClientError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Positions:
-    """The positions of a bucket's vbuckets. Values: whoever reads on makes new ones."""
+    """The positions of a bucket's vbuckets: a value; whoever reads on makes a new one.
+
+    `Positions.from_json(text)` and `Positions.load(path)` read them again, and raise a `PositionsError` for what is not
+    them.
+    """
 
     bucket: str
     vbuckets: Mapping[VBucketId, Position] = field(default_factory=dict)

@@ -143,9 +143,11 @@ class Reader:
     It may be used by one thread at a time. Nothing is connected before the first change is asked for.
     """
 
+    _wants_markers = False
+
     def __init__(self, options: ChangeOptions | None = None, *, start: Start = BEGINNING, until: Until = None) -> None:
         self.options = options if options is not None else ChangeOptions()
-        self._follower = Follower(self.options, Plan(start, until), time.monotonic())
+        self._follower = Follower(self.options, Plan(start, until), time.monotonic(), wants_markers=self._wants_markers)
         self._tls = self.options.tls()
         self._lines: dict[Link, _Line] = {}
         self._closed = False
@@ -170,17 +172,6 @@ class Reader:
     def positions(self) -> Positions:
         """Where to go on after what was taken: to save, and to start from again."""
         return self._follower.positions
-
-    def next_event(self, timeout_s: float | None = None) -> Event | None:
-        """Wait for what happens next; None when everything up to the ends was read, or after `timeout_s`.
-
-        `is_done` tells which. What is given counts as taken.
-        """
-        event = self._wait(timeout_s)
-        if event is not None:
-            self._follower.taken.take(event)
-            self._flush()
-        return event
 
     @property
     def is_done(self) -> bool:
@@ -296,6 +287,17 @@ class BatchReader(Reader):
             raise StopIteration
         return rows
 
+    def next_event(self, timeout_s: float | None = None) -> Event | None:
+        """Wait for what happens next; None when everything up to the ends was read, or after `timeout_s`.
+
+        `is_done` tells which. What is given counts as taken.
+        """
+        event = self._wait(timeout_s)
+        if event is not None:
+            self._follower.taken.take(event)
+            self._flush()
+        return event
+
     def next_batch(self, timeout_s: float | None = None) -> pa.RecordBatch | None:
         """Wait for the next batch; None when everything up to the ends was read, or after `timeout_s`."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
@@ -320,6 +322,8 @@ class ChangeReader(Reader):
     It gives `Change`, `RolledBack`, `StreamStarted`, `StreamEnded` and `SnapshotMarked`, in the order of each vbucket.
     `positions` are always those after the last thing that was given.
     """
+
+    _wants_markers = True
 
     def __init__(self, options: ChangeOptions | None = None, *, start: Start = BEGINNING, until: Until = None) -> None:
         super().__init__(options, start=start, until=until)

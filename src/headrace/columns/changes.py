@@ -127,6 +127,11 @@ class Controls(Sequence[Beside]):
         message = decode(Frame(Header.parse(frame), frame[HEADER_BYTES:]), self._dialect)
         return Beside(int(self._rows[place]), message)
 
+    def without(self, opcode: int) -> list[Beside]:
+        """All but the messages of one opcode, which are not decoded: markers may be as many as changes."""
+        opcodes = np.frombuffer(self._data, np.uint8)[self._starts[:-1] + 1]
+        return [self[place] for place in np.flatnonzero(opcodes != opcode).tolist()]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:

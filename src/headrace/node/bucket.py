@@ -17,6 +17,7 @@ from headrace.history import Cause, FailoverLog, State, Transition, transition
 from headrace.ids import Cas, Seqno, VBucketId, VbUuid
 from headrace.node.clock import CasClock
 from headrace.node.limits import RELATIVE_EXPIRY_S_MAX, NodeLimits
+from headrace.node.memory import RECORD_OVERHEAD_BYTES, Memory
 from headrace.node.refused import Refused, exists, not_found
 from headrace.node.runs import Runs, kernel
 from headrace.node.seen import SEEN_MASK, SEEN_SLOTS
@@ -25,16 +26,15 @@ from headrace.store import StoreError, VBucketRecord
 from headrace.store.records import (
     DELETED,
     EXPIRED,
+    HEAD,
     LIVE,
     OPCODE_AT,
     Record,
-    cas_of,
     expiry_of,
-    key_of,
-    seqno_of,
     unpack,
 )
 from headrace.wire.codes import Status
+from headrace.wire.limits import HEADER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from headrace.node.disk import Disk
 
 _ACTIVE = State.ACTIVE
-RECORD_OVERHEAD_BYTES = 200
-"""What Python takes beside the bytes: a record, its key, and its places in two dicts."""
+_unpack_head = HEAD.unpack_from
 
 
 def new_vbuuid() -> VbUuid:
@@ -60,13 +59,13 @@ class Counts:
         self.get_hits = self.get_misses = self.sets = self.deletes = self.expired = 0
 
 
-class Bucket:
+class Bucket(Memory):
     """The items of one bucket. `vbuckets` has a place for each id; None where there is no such vbucket."""
 
     def __init__(self, name: str, disk: Disk, *, vbuckets: int, limits: NodeLimits) -> None:
+        super().__init__(limits)
         self.name = name
         self.disk = disk
-        self.limits = limits
         self.counts = Counts()
         self.locks: dict[tuple[int, bytes], tuple[int, int]] = {}
         """(vbucket, key) -> (CAS that unlocks, second in which the lock ends)."""
@@ -74,12 +73,6 @@ class Bucket:
         """Why no write is acknowledged now; None when all is well."""
         self.map_revision = 1
         """Rises with every change of what the cluster map tells."""
-        self.dirty_bytes = 0
-        self.flushing_bytes = 0
-        self.partial_bytes = 0
-        """What replicas hold back until their snapshots are whole."""
-        self.resident_bytes = 0
-        self.recent_bytes = 0
         self.dirty_vbuckets: dict[int, VBucket] = {}
         self.wake: Callable[[], None] = lambda: None
         """Called when there is something to flush; the flusher sets it."""
@@ -97,7 +90,7 @@ class Bucket:
         """The high seqno of each vbucket, where the compiled loop can reach it."""
         self.is_serving = array("B", bytes(vbuckets))
         """1 for each active vbucket: `serving`, for the compiled loop."""
-        self.vbuckets: list[VBucket | None] = [
+        self.vbuckets = [
             VBucket(VBucketId(vb), kept[VBucketId(vb)], self.seqnos) if vb in kept else None for vb in range(vbuckets)
         ]
         self.serving: dict[int, VBucket] = {}
@@ -105,9 +98,9 @@ class Bucket:
         for vb in self.vbuckets:
             if vb is not None:
                 self._serve(vb)
+        self._partial_bytes_max = min(limits.partial_bytes_max, limits.dirty_bytes_max // 8)
         self._runs: Runs | None = None
         self._marks = disk.marks
-        self._evict_from = 0
 
     # ------------------------------------------------------------------------------------------------------- vbuckets
 
@@ -199,12 +192,7 @@ class Bucket:
 
     def _forget_all(self, vb: VBucket) -> None:
         """Drop all that memory holds of a vbucket, be it on disk or not."""
-        lost = sum(map(len, vb.dirty.values())) + RECORD_OVERHEAD_BYTES * len(vb.dirty)
-        self.dirty_bytes = max(0, self.dirty_bytes - lost)  # what hot.py adds to it is near enough
-        vb.dirty = {}
-        self._empty_partial(vb)
-        self.drop_recent(vb)
-        self.forget(vb)
+        self.empty(vb)
         self._marks[vb.id] = 0
         if self.locks:
             for place in [place for place in self.locks if place[0] == vb.id]:
@@ -360,13 +348,17 @@ class Bucket:
 
     def apply(self, vb: VBucket, record: bytes) -> None:
         """Take one change that was made elsewhere, with the seqno, CAS and revision that it got there."""
-        key, seqno = key_of(record), seqno_of(record)
+        _, opcode, key_bytes, extras_bytes, _, _, _, _, cas, seqno, _ = _unpack_head(record)
+        key = record[HEADER_BYTES + extras_bytes : HEADER_BYTES + extras_bytes + key_bytes]
         if not vb.in_snapshot:
             vb.begin_snapshot(vb.high_seqno, seqno)
-        vb.high_seqno = seqno
-        self.clock.see(cas_of(record))
+        self.seqnos[vb.id] = seqno
+        if cas > self.clock.last:
+            self.clock.see(cas)
         if vb.is_spilled:
-            self._merge(vb, {key: record})
+            old = self.find(vb, key)
+            vb.live_items += (opcode == LIVE) - (old is not None and old[OPCODE_AT] == LIVE)
+            self.put(vb, key, record)
             return
         partial = vb.partial
         old = partial.pop(key, None)  # to its end: as dirty, it is in order of seqno
@@ -374,20 +366,21 @@ class Bucket:
         size = len(record) + RECORD_OVERHEAD_BYTES if old is None else len(record) - len(old)
         vb.partial_bytes += size
         self.partial_bytes += size
-        self.spill(vb)
+        if vb.partial_bytes > self._partial_bytes_max or self.partial_bytes > 2 * self._partial_bytes_max:
+            self.spill(vb)
 
     def end_snapshot(self, vb: VBucket) -> None:
         """All of a snapshot was applied: it is seen from now on, and goes to disk."""
         if vb.is_spilled:
             self._have_written(vb)  # that it is whole, though all its items may be there already
         else:
-            self._merge(vb, self._empty_partial(vb))
+            self._merge(vb, self.take_partial(vb))
         vb.end_snapshot()
 
     def drop_partial(self, vb: VBucket) -> None:
         """Go back to the end of the last whole snapshot, where the one after it is in memory alone."""
         seqno = vb.whole_seqno
-        self._empty_partial(vb)
+        self.take_partial(vb)
         vb.end_snapshot()
         vb.high_seqno = seqno
 
@@ -396,14 +389,14 @@ class Bucket:
 
         Not before all that is whole is on disk: in one transaction with it, there would be nothing to roll back to.
         """
-        most = min(self.limits.partial_bytes_max, self.limits.dirty_bytes_max // 8)
+        most = self._partial_bytes_max
         if vb.partial_bytes <= most and self.partial_bytes <= 2 * most:
             return
         if vb.dirty or vb.flushing or vb.id in self.dirty_vbuckets:
             self.hurry()
         elif vb.partial:
             vb.is_spilled = True
-            self._merge(vb, self._empty_partial(vb))
+            self._merge(vb, self.take_partial(vb))
 
     def _merge(self, vb: VBucket, changes: dict[bytes, bytes]) -> None:
         """Make changes the newest of their keys."""
@@ -419,13 +412,6 @@ class Bucket:
             self.begin_dirty(vb)
         append_newer(vb.dirty, changes)
         self.dirty_bytes += sum(map(len, changes.values())) + RECORD_OVERHEAD_BYTES * len(changes)
-
-    def _empty_partial(self, vb: VBucket) -> dict[bytes, bytes]:
-        """Take what a vbucket holds back."""
-        partial, vb.partial = vb.partial, {}
-        self.partial_bytes -= vb.partial_bytes
-        vb.partial_bytes = 0
-        return partial
 
     # ---------------------------------------------------------------------------------------------------------- locks
 
@@ -458,59 +444,3 @@ class Bucket:
             now = self.clock.seconds
             for place in [place for place, lock in self.locks.items() if lock[1] <= now]:
                 del self.locks[place]
-
-    # --------------------------------------------------------------------------------------------------------- memory
-
-    @property
-    def waiting_bytes(self) -> int:
-        """What waits for the disk, or until it may go there."""
-        return self.dirty_bytes + self.flushing_bytes + self.partial_bytes
-
-    @property
-    def live_items(self) -> int:
-        """How many items there are, those among them that are expired and not yet seen to be."""
-        return sum(vb.live_items for vb in self.vbuckets if vb is not None)
-
-    def forget(self, vb: VBucket) -> int:
-        """Drop what is kept of a vbucket in memory though the disk has it; gives how many items that were."""
-        dropped = len(vb.items)
-        self.resident_bytes -= sum(map(len, vb.items.values())) + RECORD_OVERHEAD_BYTES * dropped
-        vb.items = {}
-        return dropped
-
-    def settle(self, vb: VBucket) -> None:
-        """What the writer had of a vbucket is on disk: keep it as such."""
-        items, flushed = vb.items, vb.flushing
-        size = sum(map(len, flushed.values())) + RECORD_OVERHEAD_BYTES * len(flushed)
-        for key in items.keys() & flushed.keys():
-            self.resident_bytes -= len(items[key]) + RECORD_OVERHEAD_BYTES
-        self.resident_bytes += size
-        items.update(flushed)
-        vb.flushing = {}
-        before = len(vb.recent) + len(flushed)
-        self.recent_bytes += size - append_newer(vb.recent, flushed)
-        self.recent_bytes -= RECORD_OVERHEAD_BYTES * (before - len(vb.recent))
-
-    def drop_recent(self, vb: VBucket) -> None:
-        """Forget what is kept of a vbucket for the streams that follow it."""
-        self.recent_bytes -= sum(map(len, vb.recent.values())) + RECORD_OVERHEAD_BYTES * len(vb.recent)
-        vb.drop_recent()
-
-    def bound_recent(self) -> None:
-        """Drop it for all vbuckets, once it is more than memory may hold."""
-        if self.recent_bytes > self.limits.recent_bytes_max:
-            for vb in self.vbuckets:
-                if vb is not None:
-                    self.drop_recent(vb)
-
-    def evict(self) -> None:
-        """Drop about half of what is on disk too, vbucket by vbucket, once it is more than memory may hold."""
-        if self.resident_bytes <= self.limits.resident_bytes_max:
-            return
-        there = [vb for vb in self.vbuckets if vb is not None and vb.items]
-        total, dropped = sum(len(vb.items) for vb in there), 0
-        for _ in range(len(there)):
-            self._evict_from = (self._evict_from + 1) % len(there)
-            dropped += self.forget(there[self._evict_from])
-            if dropped > total // 2:
-                break

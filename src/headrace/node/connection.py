@@ -84,6 +84,7 @@ class ConnectionLine:
     def pump(self) -> None:
         """Let the end send what it has, and see when it wants to be asked again."""
         self._is_awake = False
+        self._timer = None
         end = self._session.end
         if end is None or self._transport.is_closing():
             return
@@ -97,8 +98,17 @@ class ConnectionLine:
         if has_more:
             self._is_awake = True
             self._arm(loop.call_later(0, self.pump))
-        elif not self._is_awake and end.deadline is not None:
-            self._arm(loop.call_at(end.deadline, self.pump))
+        else:
+            self.look()
+
+    def look(self) -> None:
+        """See when the end wants to be asked again: what it was told may have changed that."""
+        end = self._session.end
+        deadline = None if end is None else end.deadline
+        if deadline is None or self._is_awake or self._transport.is_closing():
+            return
+        if self._timer is None or self._timer.cancelled() or deadline < self._timer.when():
+            self._arm(asyncio.get_running_loop().call_at(deadline, self.pump))
 
     def _arm(self, timer: asyncio.TimerHandle) -> None:
         if self._timer is not None:
@@ -242,6 +252,8 @@ class Connection(asyncio.Protocol):
             self._working = False
         if not self._closed:
             self._put_aside(data, at)
+        if session.end is not None:
+            self._line.look()
         if self._eof and not self._stalls:
             self._transport.close()
 

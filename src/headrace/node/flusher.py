@@ -151,6 +151,9 @@ class Flusher:
                 result = await self._rolled_back(vb, to)
             except StoreError as error:
                 result = error
+            except Exception as error:
+                log.exception("a rollback met a fault of ours", extra={"bucket": self.bucket.name, "vbucket": vb.id})
+                result = StoreError(f"vbucket {vb.id} could not be rolled back: {error!r}")
         asyncio.get_running_loop().call_soon(done, result)
 
     async def _rolled_back(self, vb: VBucket, to: int) -> int:
@@ -304,17 +307,19 @@ class Flusher:
     def _done(self, batch: list[VBucket], changes: list[Changes]) -> None:
         bucket = self.bucket
         bucket.disk.refresh()
+        keep_recent = bucket.recent_bytes + bucket.flushing_bytes <= bucket.limits.recent_bytes_max
         for vb, change in zip(batch, changes, strict=True):
             vb.persisted_seqno = max(vb.persisted_seqno, change.now.high_seqno)
             vb.state_on_disk = State(change.now.state)
-            bucket.settle(vb)
+            bucket.settle(vb, keep_recent=keep_recent)
             if not vb.dirty:
                 bucket.disk.marks[vb.id] = 0
             if vb.partial:
                 bucket.spill(vb)
         bucket.flushing_bytes = 0
         bucket.evict()
-        bucket.bound_recent()
+        if not keep_recent:
+            bucket.drop_recents()
         self.flushes += 1
         if bucket.trouble is not None:
             log.info("the disk works again", extra={"bucket": bucket.name})

@@ -11,10 +11,10 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from headrace.node import replies
-from headrace.node.bucket import RECORD_OVERHEAD_BYTES
 from headrace.node.dcp.consumer import Consumer
 from headrace.node.dispatch import dispatch
 from headrace.node.limits import VALUE_BYTES_MAX
+from headrace.node.memory import RECORD_OVERHEAD_BYTES
 from headrace.node.refused import Refused
 from headrace.node.seen import SEEN_MASK
 from headrace.node.values import JSON, MAY_BE_JSON, is_json, told
@@ -232,17 +232,15 @@ def _serve_plainly(session: Session, data: bytes, at: int) -> int:
 def _serve_consumer(session: Session, end: Consumer, data: bytes, at: int) -> int:
     """The same for a connection that takes streams in: runs of items go straight to their vbuckets."""
     others = 0
-    while others < OTHERS_AT_ONCE:
+    while others < OTHERS_AT_ONCE and not session.stops:
         at = end.receive_block(data, at, session.now())
-        if session.stops or at + HEADER_BYTES > len(data):
+        if end.is_leaving or at + HEADER_BYTES > len(data):
             break
         stop = at + HEADER_BYTES + Header.parse(data, at).body_length
         if stop > len(data):
             break
         at = _serve_one(session, data, at, stop)
         others += 1
-        if session.stops:
-            break
     return at
 
 

@@ -45,7 +45,8 @@ class Pager:
         bucket, total = self._bucket, 0
         while bucket.trouble is None and not self._flusher.stopped:
             bucket.clock.tick()
-            found = bucket.disk.expired(now=bucket.clock.seconds, limit=AT_ONCE_MAX)
+            # Of the others, whoever is active says when their items end.
+            found = bucket.disk.expired(now=bucket.clock.seconds, limit=AT_ONCE_MAX, of=bucket.serving)
             gone = 0
             for one in found:
                 vb = bucket.vbuckets[one.vbucket]

@@ -14,6 +14,7 @@ A vbucket that cannot be copied any more (promoted at the target, gone at the so
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -44,6 +45,8 @@ AGAIN_S = 1.0
 """How long to wait before a stream that ended, or that another connection still has, is asked for again."""
 BUSY_S_MAX = 30.0
 """For how long another connection may hold a vbucket before the job does without it."""
+MAKERS_MAX = 16
+"""How many connections make replicas at a time."""
 _SHOWN_MAX = 8
 
 
@@ -198,9 +201,15 @@ class Replication:
             )
         kept = of_state[State.REPLICA].keys() | of_state[State.PENDING].keys()
         others = sorted(self._vbuckets - kept)
-        for vb in others:
-            target.set_state(vb, State.REPLICA)
+        makers = min(MAKERS_MAX, 1 + len(others) // MAKERS_MAX)
+        with ThreadPoolExecutor(makers) as pool:  # each change waits for the disk, and many share one wait
+            list(pool.map(self._make_some, [others[first::makers] for first in range(makers)]))
         return len(others)
+
+    def _make_some(self, vbuckets: list[int]) -> None:
+        with Vbuckets(self._target) as target:
+            for vb in vbuckets:
+                target.set_state(vb, State.REPLICA)
 
     # -- join and carry
 

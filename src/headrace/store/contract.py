@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError
 from headrace.ids import Cas, Seqno, VBucketId, VbUuid
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Container, Iterator, Sequence
     from contextlib import AbstractContextManager
 
 
@@ -90,8 +90,8 @@ class Writer(Protocol):
     def purge(self, vbucket: VBucketId | None = None, *, deleted_before: int, limit: int) -> dict[VBucketId, Seqno]:
         """Drop at most `limit` tombstones older than a time (seconds); give the new purge seqno of each vbucket.
 
-        The purge seqno on disk rises with them. Fewer than `limit` gone means that no older ones are left. The record at
-        a vbucket's high seqno stays, whatever it is.
+        The purge seqno on disk rises with them. Fewer than `limit` gone means that no older ones are left. The record
+        at a vbucket's high seqno stays, whatever it is.
         """
         ...
 
@@ -127,8 +127,8 @@ class Snapshot(Protocol):
         """Keys in byte order behind `after`, with the seqno of their newest record; tombstones among them."""
         ...
 
-    def expired(self, *, now: int, limit: int) -> list[Expiring]:
-        """Live items whose expiry is not after `now`, oldest first."""
+    def expired(self, *, now: int, limit: int, of: Container[int] | None = None) -> list[Expiring]:
+        """Live items whose expiry is not after `now`, oldest first; of all vbuckets unless told of which."""
         ...
 
 

@@ -16,7 +16,7 @@ from headrace.store.undo import is_kept, keeps_boundary, rolled_back, share_byte
 from headrace.store.writing import check_advance, merged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from headrace.ids import Seqno, VBucketId
 
@@ -72,12 +72,12 @@ class DictSnapshot:
         found = [(key, unpack(record).seqno) for key, record in self.by_key.get(vbucket, {}).items() if key > after]
         return sorted(found)[: max(limit, 0)]
 
-    def expired(self, *, now: int, limit: int) -> list[Expiring]:
-        """Live items whose expiry is not after `now`, oldest first."""
+    def expired(self, *, now: int, limit: int, of: Container[int] | None = None) -> list[Expiring]:
+        """Live items whose expiry is not after `now`, oldest first; of all vbuckets unless told of which."""
         found = [
             Expiring(vbucket=record.vbucket, key=record.key, expiry=record.expiry)
             for record in self.everything()
-            if record.live and 0 < record.expiry <= now
+            if record.live and 0 < record.expiry <= now and (of is None or record.vbucket in of)
         ]
         return sorted(found, key=lambda one: (one.expiry, one.vbucket, one.key))[: max(limit, 0)]
 

@@ -21,7 +21,7 @@ from headrace.store.writing import StoreWriter
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 BLOCK_BYTES = 1 << 20
 """What a stream from disk takes at a time, unless told."""
@@ -147,15 +147,17 @@ class LmdbSnapshot:
             raise self._failure(error) from error
         return found
 
-    def expired(self, *, now: int, limit: int) -> list[Expiring]:
-        """Live items whose expiry is not after `now`, oldest first."""
+    def expired(self, *, now: int, limit: int, of: Container[int] | None = None) -> list[Expiring]:
+        """Live items whose expiry is not after `now`, oldest first; of all vbuckets unless told of which."""
         found: list[Expiring] = []
         try:
             for entry in self._txn.cursor(self._handles.expiries).iternext(keys=True, values=False):
                 expiry, vbucket = layout.EXPIRY_HEAD.unpack_from(entry)
                 if expiry > now or len(found) >= limit:
                     break
-                found.append(Expiring(vbucket=VBucketId(vbucket), key=entry[layout.EXPIRY_HEAD.size :], expiry=expiry))
+                if of is None or vbucket in of:
+                    key = entry[layout.EXPIRY_HEAD.size :]
+                    found.append(Expiring(vbucket=VBucketId(vbucket), key=key, expiry=expiry))
         except lmdb.Error as error:
             raise self._failure(error) from error
         return found

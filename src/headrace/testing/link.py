@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 WAKE_S = 0.002
 """How long changes gather before an end is asked to send them, as at a node."""
+BLOCK_SHARE = 0.5
+"""How often a piece is given to an end as a block, where it takes blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,23 +138,25 @@ class MemoryLine:
     def take(self, piece: bytes) -> None:
         """Receive bytes: whole frames go to the end, the rest is kept."""
         data, at = self._rest + piece, 0
-        loop = self._link.loop
-        take_block = getattr(self.end, "receive_block", None) if self._rng.random() < 0.5 else None  # noqa: PLR2004 - a coin
-        while self.is_open and self.end is not None:
+        loop, end = self._link.loop, self.end
+        # A node gives runs of items to its consumer as bytes; one by one must come to the same.
+        take_block = getattr(end, "receive_block", None) if self._rng.random() < BLOCK_SHARE else None
+        while end is not None and self._listens():
             if take_block is not None:
                 at = take_block(data, at, loop.time())
-                if not self.is_open:
-                    break
-            if at + HEADER_BYTES > len(data):
+            if at + HEADER_BYTES > len(data) or not self._listens():
                 break
             header = Header.parse(data, at)
             stop = at + HEADER_BYTES + header.body_length
             if stop > len(data):
                 break
-            self._receive(self.end, Frame(header, data[at + HEADER_BYTES : stop]), loop.time())
+            self._receive(end, Frame(header, data[at + HEADER_BYTES : stop]), loop.time())
             at = stop
         self._rest = data[at:]
         self.arm()
+
+    def _listens(self) -> bool:
+        return self.is_open
 
     def _receive(self, end: DcpEnd, frame: Frame, now: float) -> None:
         """Decode a frame as a node does it."""

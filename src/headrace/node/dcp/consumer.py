@@ -51,7 +51,7 @@ from headrace.wire.catalogue import (
     StreamEnd,
     StreamRequest,
 )
-from headrace.wire.codes import Magic, Status
+from headrace.wire.codes import Magic, SnapshotFlag, Status
 from headrace.wire.header import RESPONSE_MAGICS
 from headrace.wire.limits import HEADER_BYTES, KEY_BYTES_MAX
 from headrace.wire.registry import REQUESTS
@@ -108,6 +108,8 @@ class _Copy:
     stream: Stream
     asked_by: Opaque | None
     """What ADD_STREAM is to be answered with; None once it was."""
+    state: State
+    """What the vbucket was when it was last looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,8 @@ class Consumer:
         self._waits: list[_Wait] = []
         self._changing: _Copy | None = None
         self._closed = False
-        self._is_leaving = False
+        self.is_leaving = False
+        """Whether nothing that comes is looked at any more."""
         self._receivers: dict[type[Request], Callable[..., None]] = {
             AddStream: self._add_stream,
             CloseStream: self._close_stream,
@@ -163,7 +166,7 @@ class Consumer:
 
     def receive(self, message: Message, now: float) -> None:
         """Take a request of the manager or the producer, or an answer of the producer."""
-        if self._is_leaving:
+        if self.is_leaving:
             return
         self._watch.heard(now)
         if isinstance(message, Malformed):
@@ -188,7 +191,7 @@ class Consumer:
         while at + _HEAD_BYTES <= length:
             magic, opcode, key_bytes, extras, datatype, vbucket, body, opaque, _, seqno = unpack(data, at)
             end = at + HEADER_BYTES + body
-            if magic != _REQUEST or opcode not in _ITEMS or end > length or self._is_leaving:
+            if magic != _REQUEST or opcode not in _ITEMS or end > length or self.is_leaving:
                 break
             copy = copies.get(opaque)
             # What is a record but for its opaque is taken here; all else goes the longer way.
@@ -249,7 +252,7 @@ class Consumer:
             self._refuse(_ADD, request.opaque, Status.KEY_EXISTS)
             return
         stream = Stream(vbucket=vb.id, opaque=self._next_opaque(), flags=request.flags)
-        copy = _Copy(vb, stream, request.opaque)
+        copy = _Copy(vb, stream, request.opaque, vb.state)
         self._copies[stream.opaque] = self._fed[vb.id] = copy
         if not self._controls_sent:
             self._send_controls()
@@ -348,6 +351,10 @@ class Consumer:
         if status is not None:
             self._refuse(_MARKER, request.opaque, status)
             return
+        if not copy.vb.high_seqno and (request.flags or 0) & SnapshotFlag.DISK:
+            # The producer may have purged deletions, and its marker does not tell. Who was behind them and asks this
+            # copy, once it is active, must not go on as if there had been none.
+            copy.vb.purge_seqno = max(copy.vb.purge_seqno, end)
         self._bucket.begin_snapshot(copy.vb, copy.stream.snapshot_start, copy.stream.snapshot_end)
         if verdict is not Verdict.TAKE:
             self._end_snapshot(copy, verdict)
@@ -420,6 +427,7 @@ class Consumer:
             self._bucket.set_state(copy.vb, state, Cause.TAKEOVER)
         finally:
             self._changing = None
+            copy.state = copy.vb.state
 
     def _look_at_disk(self) -> None:
         """Answer what has come to disk, and look again after the next batch."""
@@ -461,7 +469,9 @@ class Consumer:
         copy = self._fed.get(vb.id)
         if copy is None or copy is self._changing or not self._is_copied(copy) or copy.vb is not vb:
             return
-        if vb.state in {State.ACTIVE, State.DEAD} or self._bucket.vbuckets[vb.id] is not vb:
+        was, copy.state = copy.state, vb.state
+        is_other = vb.state is not was and vb.state in {State.ACTIVE, State.DEAD}
+        if is_other or self._bucket.vbuckets[vb.id] is not vb:
             self._end(copy)
 
     def _is_copied(self, copy: _Copy) -> bool:
@@ -509,7 +519,7 @@ class Consumer:
 
     def _leave(self, why: str) -> None:
         """Close the connection without an answer; what came behind is not looked at."""
-        self._is_leaving = True
+        self.is_leaving = True
         self._line.leave(why)
 
     def _send(self, message: Message) -> None:
@@ -538,7 +548,7 @@ class Consumer:
         """The connection is gone: the copies stay as they are, and others may go on with them."""
         if self._closed:
             return
-        self._closed = self._is_leaving = True
+        self._closed = self.is_leaving = True
         self._waits.clear()
         for copy in list(self._copies.values()):
             copy.stream.close()

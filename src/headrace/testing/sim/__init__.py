@@ -5,9 +5,9 @@
     clients   change items            trouble   what goes wrong                 model     what really happened
     world     one run, and the checks
 
-`python -m headrace.testing.sim --seed 7` runs one seed; `run(7)` does it from a test and raises `Failure`.
+`python -m headrace.testing.sim --seed 7` runs one seed; `run(7)` does it from a test and raises `SeedError`.
 """
 
-from headrace.testing.sim.runs import Failure, run
+from headrace.testing.sim.runs import SeedError, run
 
-__all__ = ["Failure", "run"]
+__all__ = ["SeedError", "run"]

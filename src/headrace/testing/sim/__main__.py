@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 
-from headrace.testing.sim.runs import Failure, run
+from headrace.testing.sim.runs import SeedError, run
 from headrace.testing.sim.world import STEPS, TRACE_LINES_MAX
 
 
@@ -30,7 +30,7 @@ def main() -> int:
     for seed in seeds:
         try:
             world = run(seed, steps=options.steps, tail_lines=TRACE_LINES_MAX if options.trace else 60)
-        except Failure as failure:
+        except SeedError as failure:
             failed.append(seed)
             print(
                 failure if options.trace or not options.keep_going else str(failure.__cause__).split("\n")[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headrace.history import State
@@ -59,10 +60,8 @@ class Clients:
             return
         node, vb = rng.choice(places)
         for _ in range(rng.choice((1, 1, 2, 5, 20))):
-            try:
+            with suppress(Refused, StoreError):  # it was not acknowledged
                 self._write(node, vb.id)
-            except (Refused, StoreError):
-                pass  # it was not acknowledged
 
     def _write(self, node: SimNode, vb_id: VBucketId) -> None:
         rng = self._world.rng
@@ -70,20 +69,20 @@ class Clients:
         value = b"%d." % self._next() + b"x" * rng.randrange(self._value_bytes_max)
         expiry = rng.choice(EXPIRIES_S)
         kind = rng.randrange(20)
-        if kind < 8:  # noqa: PLR2004 - shares
+        if kind < 8:
             flags = rng.getrandbits(32)
             node.serve(items.store, Set(vbucket=vb_id, key=key, value=value, flags=flags, expiry=expiry))
-        elif kind < 13:  # noqa: PLR2004
+        elif kind < 13:
             node.serve(items.delete, Delete(vbucket=vb_id, key=key))
-        elif kind == 13:  # noqa: PLR2004
+        elif kind == 13:
             node.serve(items.store, Add(vbucket=vb_id, key=key, value=value, expiry=expiry))
-        elif kind == 14:  # noqa: PLR2004
+        elif kind == 14:
             node.serve(items.store, Replace(vbucket=vb_id, key=key, value=value))
-        elif kind == 15:  # noqa: PLR2004
+        elif kind == 15:
             node.serve(items.extend, Append(vbucket=vb_id, key=key, value=b"+"))
-        elif kind == 16:  # noqa: PLR2004
+        elif kind == 16:
             node.serve(items.touch, Touch(vbucket=vb_id, key=key, expiry=expiry))
-        elif kind == 17:  # noqa: PLR2004
+        elif kind == 17:
             node.serve(items.get, Get(vbucket=vb_id, key=key))
         else:
             self._write_meta(node, vb_id, key, value)
@@ -92,7 +91,7 @@ class Clients:
         """A change with a CAS and a revision of its own, as another cluster would send it."""
         rng = self._world.rng
         cas = Cas(max(1, node.wall_ns() + rng.randrange(-(10**12), 10**12)))
-        if rng.random() < 0.5:  # noqa: PLR2004 - a coin
+        if rng.random() < 0.5:
             node.serve(
                 meta.set_with_meta,
                 SetWithMeta(vbucket=vb_id, key=key, value=value, item_cas=cas, rev_seqno=rng.randrange(1, 50)),

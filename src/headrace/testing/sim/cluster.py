@@ -21,8 +21,8 @@ from headrace.node.dcp.producer import Producer
 from headrace.node.refused import Refused
 from headrace.store import StoreError
 from headrace.testing.link import Link
-from headrace.testing.sim.model import Broken, Place
-from headrace.testing.sim.node import Down
+from headrace.testing.sim.model import BrokenError, Place
+from headrace.testing.sim.node import DownError
 from headrace.wire import Dialect
 from headrace.wire.catalogue import AddStream, CloseStream
 from headrace.wire.codes import Magic, OpenFlag, Status, StreamFlag
@@ -54,7 +54,7 @@ class Pipe:
         source.lines[self.link.a] = None
         target.lines[self.link.b] = None
         self.link.b.divert = self._is_ours
-        self.link.join(self.producer, self.consumer)  # type: ignore[arg-type]  # its pump gives None, which is no more
+        self.link.join(self.producer, self.consumer)
         self.answers: dict[int, int] = {}
         self._opaque = 0
         self._world = world
@@ -101,7 +101,7 @@ class Pipe:
     def break_off(self) -> None:
         """Whoever carried the bytes is gone: some still arrive, and each end hears of it on its own."""
         rng = self._world.rng
-        if rng.random() < 0.5:  # noqa: PLR2004 - a coin
+        if rng.random() < 0.5:
             self.link.cut(a_hears_s=rng.random(), b_hears_s=rng.random(), why="broken off")
         else:
             self.link.closed(rng.choice((self.link.a, self.link.b)), "broken off")
@@ -150,7 +150,7 @@ class Cluster:
                 and (node.name, vb_id) not in self.deposed
             ]
             if len(active) > 1:
-                raise Broken(f"vbucket {vb_id} is active at {' and '.join(active)}")
+                raise BrokenError(f"vbucket {vb_id} is active at {' and '.join(active)}")
 
     def promised(self, node: SimNode, vb_id: int, place: Place) -> None:
         """An owner told a client that a place is on disk."""
@@ -175,7 +175,7 @@ class Cluster:
                 continue
             try:
                 await self._tend_owner(vb_id, owner)
-            except (Down, StoreError, Refused) as error:
+            except (DownError, StoreError, Refused) as error:
                 self.world.trace(f"the manager cannot tend vb {vb_id} at its owner {owner.name}: {error}")
                 continue
             for node in self.nodes:
@@ -183,7 +183,7 @@ class Cluster:
                     continue
                 try:
                     await self._tend(vb_id, owner, node)
-                except (Down, StoreError, Refused) as error:
+                except (DownError, StoreError, Refused) as error:
                     self.world.trace(f"the manager cannot tend vb {vb_id} at {node.name}: {error}")
                 if self.owner[vb_id] is not owner or vb_id in self.moves or vb_id in self.busy:
                     break
@@ -198,23 +198,31 @@ class Cluster:
             self.moves[vb_id] = last
             self.run_mediator(vb_id)
         else:
-            await owner.set_vbucket(vb_id, State.ACTIVE)
+            await self._promote(vb_id, owner)
 
     async def _tend(self, vb_id: int, owner: SimNode, node: SimNode) -> None:
         """Have a node that is no owner be a copy."""
         vb = node.vb(vb_id)
         if vb is None or vb.state is not State.REPLICA:
-            if vb is not None and vb.state is not State.DEAD:
-                await node.set_vbucket(vb_id, State.DEAD)  # so that no takeover of before goes on
-            if self.owner[vb_id] is not node and vb_id not in self.moves:
-                await node.set_vbucket(vb_id, State.REPLICA)
+            await self._make_copy(vb_id, node)
             vb = node.vb(vb_id)
         if vb is None or self.owner[vb_id] is not owner or vb_id in self.moves or not self.is_reachable(node):
             return
         if vb.state is State.REPLICA and vb.state_on_disk is State.REPLICA:
             self.deposed.discard((node.name, vb_id))
-        if not self.is_reachable(owner):
-            return
+        if self.is_reachable(owner):
+            self._feed(vb_id, owner, node)
+
+    async def _make_copy(self, vb_id: int, node: SimNode) -> None:
+        """Have a node that is no owner have a replica."""
+        vb = node.vb(vb_id)
+        if vb is not None and vb.state is not State.DEAD:
+            await node.set_vbucket(vb_id, State.DEAD)  # so that no takeover of before goes on
+        if self.owner[vb_id] is not node and vb_id not in self.moves:
+            await node.set_vbucket(vb_id, State.REPLICA)
+
+    def _feed(self, vb_id: int, owner: SimNode, node: SimNode) -> None:
+        """Have the copy follow its owner, and nobody else."""
         pipe = next(
             (
                 one
@@ -249,20 +257,26 @@ class Cluster:
             self.deposed.discard((node.name, vb_id))
             self.deposed |= {(other.name, vb_id) for other in self.nodes if other is not node}
             self.owner[vb_id] = node
-            contains = self.world.model.contains
-            self.promises[vb_id] = [one for one in self.promises[vb_id] if contains(vb_id, place, one)]
             while True:
                 try:
-                    await node.set_vbucket(vb_id, State.ACTIVE)
+                    await self._promote(vb_id, node)
                 except (StoreError, Refused) as error:
                     self.world.trace(f"the manager cannot fail vb {vb_id} over: {error}")
                     await asyncio.sleep(0.3)
-                except Down:
+                except DownError:
                     await self.world.until_up(node)
                 else:
                     return
         finally:
             self.busy.discard(vb_id)
+
+    async def _promote(self, vb_id: int, node: SimNode) -> None:
+        """Make a copy the owner; what owners had told to be on disk, and it has not got, is given up here."""
+        vb = node.vb(vb_id)
+        if vb is not None and vb.state is not State.ACTIVE:
+            contains, place = self.world.model.contains, node.place_of(vb)
+            self.promises[vb_id] = [one for one in self.promises[vb_id] if contains(vb_id, place, one)]
+        await node.set_vbucket(vb_id, State.ACTIVE)
 
     # ------------------------------------------------------------------------------------------------------- takeovers
 
@@ -294,7 +308,7 @@ class Cluster:
         try:
             if self.is_reachable(source) and self.is_reachable(target):
                 await self._step(vb_id, source, target)
-        except (Down, StoreError, Refused) as error:
+        except (DownError, StoreError, Refused) as error:
             self.world.trace(f"the mediator of vb {vb_id} gives up: {error}")
 
     async def _step(self, vb_id: int, source: SimNode, target: SimNode) -> None:
@@ -334,7 +348,7 @@ class Cluster:
             self.last_moves[vb_id] = self.moves.pop(vb_id)
             return True
         if not (self.is_reachable(source) and self.is_reachable(target)):
-            raise Down(f"{source.name} or {target.name}")
+            raise DownError(f"{source.name} or {target.name}")
         here = source.vb(vb_id)
         assert here is not None
         if here.state is State.ACTIVE:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from headrace.ids import Seqno
-    from headrace.store import Backfill, Changes, LmdbReader, Unflushed, VBucketRecord, WriterProcess
+    from headrace.store import Changes, LmdbReader, Unflushed, VBucketRecord, WriterProcess
     from headrace.store.dict_store import DictSnapshot
     from headrace.testing.sim.model import Model
 
@@ -158,14 +158,10 @@ class SimDisk(Disk):
     def write(self, changes: Sequence[Changes]) -> None:
         """Bring changes to disk, or fail."""
         if self.rng.random() < self.refuses:
-            if self.rng.random() < 0.5:  # noqa: PLR2004 - a coin
+            if self.rng.random() < 0.5:
                 super().write(changes)
             raise StoreError("the disk refuses, for a test")
         super().write(changes)
-
-    def backfill(self, vbucket: VBucketId, after: int) -> Backfill:
-        """Begin to read a vbucket."""
-        return cast("Backfill", super().backfill(vbucket, after))
 
     def state_of(self, vbucket: VBucketId) -> State | None:
         """The state that a vbucket would have after a crash."""

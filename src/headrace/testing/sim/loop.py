@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 
-class Stuck(RuntimeError):
+class StuckError(RuntimeError):
     """Everything waits, and nothing will ever happen."""
 
 
@@ -28,7 +28,7 @@ class _Jump:
 
     def select(self, timeout: float | None) -> list[object]:
         if timeout is None:
-            raise Stuck("nothing is ready and no timer runs")
+            raise StuckError("nothing is ready and no timer runs")
         self._loop.jump(timeout)
         return []
 
@@ -37,7 +37,7 @@ class SimLoop(asyncio.BaseEventLoop):
     """A loop of one thread in virtual time. `faults` has what callbacks and forgotten tasks raised."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # typeshed has no types for it
+        super().__init__()
         self._now = 0.0
         self._selector = _Jump(self)
         self.faults: list[BaseException | str] = []
@@ -76,7 +76,8 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         """Refused: a thread would decide the order of things."""
-        raise Stuck(f"{func} was to run in a thread")
+        del executor, args
+        raise StuckError(f"{func} was to run in a thread")
 
 
 def _keep_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -17,15 +17,14 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.store.records import Record, unpack
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from headrace.history import FailoverLog
+    from headrace.store.records import Record
 
 
-class Broken(AssertionError):
+class BrokenError(AssertionError):
     """A promise was broken; the text says which, where and by what."""
 
 
@@ -101,15 +100,14 @@ class Model:
             return
         parent = log.entries[1].vbuuid if len(log.entries) > 1 else None
         if parent is not None and (vb_id, parent) not in self._branches:
-            raise Broken(f"vbucket {vb_id}: a failover log names branch {parent:x} that nobody began: {log}")
+            raise BrokenError(f"vbucket {vb_id}: a failover log names branch {parent:x} that nobody began: {log}")
         self._branches[vb_id, vbuuid] = _Branch(seqno, parent)
 
-    def wrote(self, vb_id: int, vbuuid: int, packed: bytes, where: str) -> None:
+    def wrote(self, vb_id: int, vbuuid: int, record: Record, where: str) -> None:
         """An active vbucket has made a change."""
-        record = unpack(packed)
         branch = self._branches[vb_id, vbuuid]
         if record.seqno != branch.high + 1:
-            raise Broken(
+            raise BrokenError(
                 f"vbucket {vb_id} at {where}: seqno {record.seqno} of branch {vbuuid:x} comes after {branch.high}: "
                 f"within a branch each seqno is given once, and none is left out"
             )
@@ -141,7 +139,7 @@ class Model:
         found: Copy = {}
         for vbuuid, branch, last in self._lineage(vb_id, place):
             if last > branch.high:
-                raise Broken(f"vbucket {vb_id}: branch {vbuuid:x} has no seqno {last}, its last is {branch.high}")
+                raise BrokenError(f"vbucket {vb_id}: branch {vbuuid:x} has no seqno {last}, its last is {branch.high}")
             for key, shown in reversed(branch.changes[: max(0, last - branch.begins_after)]):
                 found.setdefault(key, shown)
         return found
@@ -163,4 +161,4 @@ class Model:
         told = self.differences(vb_id, place, copy)
         if told:
             lines = "\n  ".join(told[:8])
-            raise Broken(f"vbucket {vb_id} at {where} is not what it was at {place}:\n  {lines}")
+            raise BrokenError(f"vbucket {vb_id} at {where} is not what it was at {place}:\n  {lines}")

@@ -21,7 +21,7 @@ from headrace.node.flusher import Flusher
 from headrace.node.pager import Pager
 from headrace.store.records import unpack
 from headrace.testing.sim.disk import Platter, SimDisk
-from headrace.testing.sim.model import Broken, Copy, Place, Shown
+from headrace.testing.sim.model import BrokenError, Copy, Place, Shown
 from headrace.wire.catalogue import DeleteVBucket, GetFailoverLog, SetVBucket
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from headrace.node.session import Session
     from headrace.node.vbucket import VBucket
     from headrace.store import VBucketRecord
+    from headrace.store.records import Record
     from headrace.testing.link import MemoryLine
     from headrace.testing.sim.world import World
     from headrace.wire.message import Request, Response
@@ -43,7 +44,7 @@ EPOCH_S = 1_700_000_000
 """What the clocks of the simulation say when it begins."""
 
 
-class Down(Exception):  # noqa: N818 - it is no error that a node is down
+class DownError(Exception):
     """The node does not answer."""
 
 
@@ -73,13 +74,14 @@ class SimBucket(Bucket):
         """The largest CAS that the disk knows."""
         return max((one.cas_max for one in disk.vbuckets().values()), default=0)
 
-    def put(self, vb: VBucket, key: bytes, record: bytes) -> None:
-        """Make a record the newest of its key: this is history."""
-        super().put(vb, key, record)
+    def replace(self, vb: VBucket, record: Record) -> Record:
+        """Change an item: this is history."""
+        record = super().replace(vb, record)
         if self.is_alive:
             if vb.state is not State.ACTIVE:
-                raise Broken(f"vbucket {vb.id} at {self.node.name} is {vb.state.name} and made a change")
+                raise BrokenError(f"vbucket {vb.id} at {self.node.name} is {vb.state.name} and made a change")
             self.node.world.model.wrote(vb.id, vb.vbuuid, record, self.node.name)
+        return record
 
     def make_vbucket(self, vb_id: VBucketId, state: State) -> VBucket:
         """Make a vbucket: a branch begins."""
@@ -137,6 +139,10 @@ class SimFlusher(Flusher):
         result = work()
         await asyncio.sleep(self.slow_s * self._rng.random())
         return result
+
+    def rolls_back(self, vb: VBucket) -> bool:
+        """Whether a vbucket is on its way back: until memory has heard of it, it tells what the disk had before."""
+        return any(one is vb for one in self._rollbacks.values())
 
     def die(self) -> None:
         """End with the process."""
@@ -207,14 +213,14 @@ class SimNode:
     def bucket(self) -> SimBucket:
         """Its bucket."""
         if self.opened is None:
-            raise Down(self.name)
+            raise DownError(self.name)
         return cast("SimBucket", self.opened.bucket)
 
     @property
     def flusher(self) -> SimFlusher:
         """Its flusher."""
         if self.opened is None:
-            raise Down(self.name)
+            raise DownError(self.name)
         return cast("SimFlusher", self.opened.flusher)
 
     @property
@@ -286,12 +292,12 @@ class SimNode:
             self.platter.lose_power()
 
     async def call(self, work: Awaitable[T] | Coroutine[Any, Any, T]) -> T:
-        """Wait for something that the node does; `Down` when it ends before."""
+        """Wait for something that the node does; `DownError` when it ends before."""
         if self.opened is None:
             if asyncio.iscoroutine(work):
                 work.close()
-            raise Down(self.name)
-        task: asyncio.Task[T] = asyncio.ensure_future(work)  # type: ignore[assignment]  # a coroutine becomes a task
+            raise DownError(self.name)
+        task: asyncio.Task[T] = asyncio.ensure_future(work)
         self._tasks[task] = None
         try:
             await asyncio.wait({task})
@@ -301,7 +307,7 @@ class SimNode:
         finally:
             self._tasks.pop(task, None)
         if task.cancelled():
-            raise Down(self.name)
+            raise DownError(self.name)
         return task.result()
 
     # -------------------------------------------------------------------------------------------- its commands
@@ -309,7 +315,7 @@ class SimNode:
     def session(self) -> Session:
         """A client's session."""
         if self.opened is None or self.is_stopping:
-            raise Down(self.name)
+            raise DownError(self.name)
         return cast("Session", SimSession(self.opened))
 
     async def set_vbucket(self, vb_id: int, state: State) -> None:
@@ -349,7 +355,7 @@ class SimNode:
             found = {unpack(one).key: one for one in snapshot.records(vb.id)}
         for key, record in vb.items.items():
             if key not in vb.flushing and key not in vb.dirty and found.get(key) != record:
-                raise Broken(f"vbucket {vb.id} at {self.name}: memory has another {key!r} than the disk")
+                raise BrokenError(f"vbucket {vb.id} at {self.name}: memory has another {key!r} than the disk")
         found.update(vb.flushing)
         found.update(vb.dirty)
         return {key: Shown.of(unpack(record)) for key, record in found.items()}
@@ -361,13 +367,13 @@ class SimNode:
     def require_whole(self, vb: VBucket, when: str) -> None:
         """A vbucket must be a state that its history had."""
         if vb.is_spilled:
-            raise Broken(f"vbucket {vb.id} at {self.name} at {when} is in the middle of a snapshot")
+            raise BrokenError(f"vbucket {vb.id} at {self.name} at {when} is in the middle of a snapshot")
         self.world.model.require_copy(vb.id, self.place_of(vb), self.copy_of(vb), f"{self.name}, {when}")
 
     def require_in(self, vb: VBucket, place: Place, what: str) -> None:
         """A vbucket must have a place in its history."""
         if not self.world.model.contains(vb.id, self.place_of(vb), place):
-            raise Broken(f"vbucket {vb.id} at {self.name} is at {self.place_of(vb)}, without {what}: {place}")
+            raise BrokenError(f"vbucket {vb.id} at {self.name} is at {self.place_of(vb)}, without {what}: {place}")
 
     def _went_back(self, vb_id: int, here: Place) -> None:
         """A copy was rolled back or removed: what it had told to be on disk beyond that is no promise any more."""
@@ -377,10 +383,10 @@ class SimNode:
     def observe(self, vb: VBucket) -> None:
         """A client asks what is on disk, and relies on it."""
         place = Place(vb.vbuuid, min(vb.persisted_seqno, vb.whole_seqno))
-        if place.seqno and place not in self.durable[vb.id]:
+        if place.seqno and place not in self.durable[vb.id] and not self.flusher.rolls_back(vb):
             self.durable[vb.id].append(place)
             if vb.state is State.ACTIVE:
                 self.world.promised(self, vb.id, place)
 
 
-__all__ = ["Down", "SimBucket", "SimFlusher", "SimNode", "items"]
+__all__ = ["DownError", "SimBucket", "SimFlusher", "SimNode", "items"]

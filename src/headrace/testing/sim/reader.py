@@ -1,4 +1,4 @@
-"""A reader in the simulation: it follows every vbucket by the rules of `protocol.subscription` and keeps a copy of each.
+"""A reader in the simulation: it follows vbuckets by the rules of `protocol.subscription` and keeps a copy of each.
 
 It has a link to each node that it reads from, goes where the manager says that a vbucket is (or astray, while the
 simulation makes trouble), acknowledges slowly, and may be started again from what it saved. At the end of each snapshot
@@ -16,7 +16,7 @@ from headrace.node.dcp.producer import Producer
 from headrace.protocol.subscription import Phase, Subscription, branch_of
 from headrace.store.records import LIVE
 from headrace.testing.link import Link, Pace
-from headrace.testing.sim.model import Broken, Copy, Place, Shown
+from headrace.testing.sim.model import BrokenError, Copy, Place, Shown
 from headrace.wire import Dialect, Response, encode
 from headrace.wire.catalogue import (
     BufferAck,
@@ -105,9 +105,9 @@ class Followed:
         """Apply one change."""
         seqno = int(item.by_seqno)
         if seqno <= self.last_seqno:
-            raise Broken(f"{who}, vbucket {self.vb_id}: seqno {seqno} came after {self.last_seqno}")
+            raise BrokenError(f"{who}, vbucket {self.vb_id}: seqno {seqno} came after {self.last_seqno}")
         if seqno > self.snapshot_end:
-            raise Broken(
+            raise BrokenError(
                 f"{who}, vbucket {self.vb_id}: seqno {seqno} outside the snapshot that ends at {self.snapshot_end}"
             )
         self.last_seqno = seqno
@@ -249,12 +249,12 @@ class ReaderLink:
             self.reader.trace(f"vb {followed.vb_id} ended at {followed.last_seqno}: reason {message.reason}")
             followed.subscription.ended(message.reason, now, marked_end=followed.snapshot_end)
         else:
-            raise Broken(f"{self.name}: a reader was sent {message!r}")
+            raise BrokenError(f"{self.name}: a reader was sent {message!r}")
 
     def _marker(self, followed: Followed, marker: SnapshotMarker) -> None:
         start, end = int(marker.start_seqno or 0), int(marker.end_seqno or 0)
         if start > followed.last_seqno or end <= followed.last_seqno or end < start:
-            raise Broken(
+            raise BrokenError(
                 f"{self.name}, vbucket {followed.vb_id}: a marker {start}-{end} after seqno {followed.last_seqno}"
             )
         followed.snapshot_end = end
@@ -287,7 +287,7 @@ class ReaderLink:
             return
         refusal = subscription.refused(answer.status, now)
         if subscription.phase is Phase.FAILED:
-            raise Broken(f"{self.name}: {refusal.text}")
+            raise BrokenError(f"{self.name}: {refusal.text}")
 
     def pump(self, now: float) -> bool:
         """Acknowledge what was read."""
@@ -320,13 +320,13 @@ class Reader:
         self.name = name
         self.links: dict[str, ReaderLink] = {}
         self.window_bytes = rng.choice((0, 0, 1, 100, 1000))
-        self.noops = rng.random() < 0.5  # noqa: PLR2004 - a coin
+        self.noops = rng.random() < 0.5
         self.ack_s = rng.choice((0.01, 0.1, 1.0))
         self.flags = rng.choice((OpenFlag(0), OpenFlag.INCLUDE_DELETE_TIMES))
-        self.forgetful = rng.random() < 0.2  # noqa: PLR2004 - some keep no copies, and begin anew at a rollback
+        self.forgetful = rng.random() < 0.2
         self.saved = {vb_id: Saved() for vb_id in range(vbuckets)}
         self.followed = {vb_id: Followed(vb_id, saved) for vb_id, saved in self.saved.items()}
-        self.dialect = Dialect.UPR if rng.random() < 0.2 else Dialect.DCP  # noqa: PLR2004 - a few
+        self.dialect = Dialect.UPR if rng.random() < 0.2 else Dialect.DCP
         self._opaque = 16
 
     def trace(self, text: str) -> None:

@@ -10,20 +10,20 @@ from headrace.testing.sim.world import STEPS, World
 TAIL_LINES = 60
 
 
-class Failure(AssertionError):
+class SeedError(AssertionError):
     """A seed found something broken. The text has the seed, what is broken, and the end of the trace."""
 
 
 def run(seed: int, *, steps: int = STEPS, tail_lines: int = TAIL_LINES) -> World:
-    """Run one seed; raises `Failure`."""
+    """Run one seed; raises `SeedError`."""
     world = World(seed, steps=steps)
     try:
         world.run()
     except Exception as error:
         lines = list(world.lines)[-tail_lines:]
-        told = "".join(traceback.format_exception(error)) if not isinstance(error, AssertionError) else str(error)
+        told = "".join(traceback.format_exception(error)[-8:])
         text = "\n".join((f"seed {seed} fails (steps {steps})", *lines, told, again(seed, steps)))
-        raise Failure(text) from error
+        raise SeedError(text) from error
     finally:
         gc.collect(0)
     return world

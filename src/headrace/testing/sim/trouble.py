@@ -6,12 +6,13 @@ Some seeds have much of one kind and none of another, which reaches places that 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headrace.history import State
 from headrace.node.refused import Refused
 from headrace.store import StoreError
-from headrace.testing.sim.node import Down
+from headrace.testing.sim.node import DownError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -28,15 +29,14 @@ async def make(world: World) -> None:
     rng = world.rng
     kinds = list(_KINDS)
     weights = [_KINDS[kind] * rng.choice((0, 0.3, 1, 1, 3)) for kind in kinds]
-    if rng.random() < 0.5:  # noqa: PLR2004 - see BUGS 4: until copies know what was purged
+    if rng.random() < 0.5:
         weights[kinds.index(purge)] = 0
     else:
         for kind in (fail_over, move):
             weights[kinds.index(kind)] = 0
     weights[kinds.index(write)] = max(1, weights[kinds.index(write)])
-    world.trace(
-        "seed %d: " % world.seed + ", ".join(f"{k.__name__} {w:g}" for k, w in zip(kinds, weights, strict=True))
-    )
+    drawn = ", ".join(f"{kind.__name__} {weight:g}" for kind, weight in zip(kinds, weights, strict=True))
+    world.trace(f"seed {world.seed}: {drawn}")
     for _ in range(world.steps):
         await asyncio.sleep(rng.expovariate(1 / STEP_S))
         rng.choices(kinds, weights)[0](world)
@@ -47,10 +47,8 @@ def _later(world: World, work: Coroutine[Any, Any, None]) -> None:
     """Do something that takes its time, beside everything else."""
 
     async def guarded() -> None:
-        try:
+        with suppress(DownError, StoreError, Refused):
             await work
-        except (Down, StoreError, Refused):
-            pass
 
     task = world.loop.create_task(guarded())
     world.loose.add(task)
@@ -96,7 +94,7 @@ def crash(world: World) -> None:
     """A node is killed, or loses its power."""
     nodes = _up(world)
     if nodes:
-        world.rng.choice(nodes).crash(power=world.rng.random() < 0.3)  # noqa: PLR2004 - a share
+        world.rng.choice(nodes).crash(power=world.rng.random() < 0.3)
 
 
 def stop(world: World) -> None:
@@ -122,7 +120,7 @@ def cut(world: World) -> None:
         return
     hears = [rng.random() * rng.choice((0, 0.01, 2)) for _ in range(2)]
     link = rng.choice(pipes + reads)
-    if rng.random() < 0.1:  # noqa: PLR2004 - a producer, or the consumer of a node, is left to find out by itself
+    if rng.random() < 0.1:
         link.cut(a_hears_s=hears[0] if link in reads else None, b_hears_s=None)
     else:
         link.cut(a_hears_s=hears[0], b_hears_s=hears[1])
@@ -161,7 +159,7 @@ def bad_disk(world: World) -> None:
 def stop_persistence(world: World) -> None:
     """A node is told to leave changes in memory, or to go on."""
     for node in _up(world):
-        if world.rng.random() < 0.5:  # noqa: PLR2004 - a coin
+        if world.rng.random() < 0.5:
             node.flusher.stop_persistence()
         else:
             node.flusher.start_persistence()
@@ -172,7 +170,7 @@ def fail_over(world: World) -> None:
     rng, cluster = world.rng, world.cluster
     vb_id = rng.choice(list(cluster.owner))
     owner = cluster.owner[vb_id]
-    if cluster.is_reachable(owner) and rng.random() < 0.7:  # noqa: PLR2004 - seldom without need
+    if cluster.is_reachable(owner) and rng.random() < 0.7:
         return
     copies = [
         node

@@ -20,10 +20,8 @@ import asyncio
 import logging
 from collections import deque
 from random import Random
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-from headrace.history import State
 from headrace.ids import VbUuid
 from headrace.node import bucket as node_bucket
 from headrace.node.dcp import consumer, feed, producer
@@ -32,21 +30,23 @@ from headrace.node.limits import NodeLimits
 from headrace.protocol import consumer as consumer_rules
 from headrace.store import undo
 from headrace.testing.link import Pace
-from headrace.testing.sim import trouble
+from headrace.testing.sim import peace, trouble
 from headrace.testing.sim.clients import Clients
 from headrace.testing.sim.cluster import Cluster
 from headrace.testing.sim.loop import SimLoop
-from headrace.testing.sim.model import Broken, Model, Place
+from headrace.testing.sim.model import BrokenError, Model, Place
 from headrace.testing.sim.node import SimNode
 from headrace.testing.sim.reader import Reader
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from headrace.testing.link import MemoryLine
 
 STEPS = 150
 TRACE_LINES_MAX = 4000
-QUIET_S_MAX = 1500.0
-"""How long peace may take to come: longer than a silent peer is waited for."""
+AFTER_WRITES = 3
+"""How often clients write once all is quiet: those who follow must still do so."""
 TEND_S = 0.25
 LOOK_S = 0.05
 
@@ -72,7 +72,7 @@ class World:
     def __init__(self, seed: int, *, steps: int = STEPS) -> None:
         self.seed = seed
         self.steps = steps
-        self.rng = Random(seed)  # noqa: S311 - it has to be the same again
+        self.rng = Random(seed)
         self.loop = SimLoop()
         self.model = Model()
         self.lines: deque[str] = deque(maxlen=TRACE_LINES_MAX)
@@ -114,7 +114,7 @@ class World:
 
     def child(self) -> Random:
         """A generator of its own, for what is asked in no order that is certain."""
-        return Random(self.rng.getrandbits(64))  # noqa: S311 - as above
+        return Random(self.rng.getrandbits(64))
 
     def pace(self) -> Pace:
         """How the bytes of a new link travel."""
@@ -140,13 +140,13 @@ class World:
         """A node is gone from a link: the other end hears of it soon, late, or not."""
         rng = self.rng
         hears_s: float | None = rng.choice((0.0, 0.01, 1.0)) * rng.random()
-        if isinstance(line.other.end, Consumer) and rng.random() < 0.1:  # noqa: PLR2004 - it finds out by itself
+        if isinstance(line.other.end, Consumer) and rng.random() < 0.1:
             hears_s = None
         line.cut_link(None, hears_s)
 
     def node_to_read(self, vb_id: int) -> SimNode | None:
         """Where a reader goes for a vbucket: to its owner, mostly."""
-        if not self.is_peace and self.rng.random() < 0.1:  # noqa: PLR2004 - astray
+        if not self.is_peace and self.rng.random() < 0.1:
             return self.rng.choice(self.nodes)
         return self.cluster.owner[vb_id]
 
@@ -188,22 +188,23 @@ class World:
         self.owners_changed()
         self._tasks = [self.loop.create_task(self._tend()), self.loop.create_task(self._read())]
         await trouble.make(self)
-        await self._make_peace()
-        self._check_peace()
-        self._check_faults()
+        await peace.make(self)
+        peace.check(self)
+        for _ in range(AFTER_WRITES):
+            self.clients.write_some()
+        await peace.come(self)
+        peace.check(self)
+        self.check_faults()
 
     def check_faults(self) -> None:
         """Raise what went wrong where nobody waits for it."""
-        self._check_faults()
-
-    def _check_faults(self) -> None:
         for task in self._tasks:
             if task.done():
                 task.result()
         for fault in self.loop.faults:
             if isinstance(fault, BaseException):
                 raise fault
-            raise Broken(fault)
+            raise BrokenError(fault)
 
     async def _tend(self) -> None:
         while True:
@@ -215,91 +216,6 @@ class World:
             for reader in self.readers:
                 reader.look()
             await asyncio.sleep(LOOK_S)
-
-    # ------------------------------------------------------------------------------------------------------- the peace
-
-    async def _make_peace(self) -> None:
-        """Heal everything and wait until nothing moves."""
-        await asyncio.sleep(LOOK_S)  # what was begun last is under way then
-        self.is_peace = True
-        self.trace("peace")
-        for node in self.nodes:
-            node.is_cut_off = False
-            if node.opened is not None:
-                node.flusher.slow_s = 0.002
-                node.disk.refuses = 0.0
-            while node.is_stopping:
-                await asyncio.sleep(LOOK_S)
-            if node.is_down:
-                node.start()
-            node.disk.refuses = 0.0
-            node.flusher.slow_s = 0.002
-            node.flusher.start_persistence()
-        until = self.loop.time() + QUIET_S_MAX
-        pause_s = LOOK_S
-        while True:
-            await self.cluster.settle_moves()
-            self._check_faults()
-            restless = self._restless()
-            if restless is None:
-                return
-            if self.loop.time() > until:
-                raise Broken(f"peace does not come: {restless}")
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, 20.0)
-
-    def _restless(self) -> str | None:  # noqa: PLR0911, C901 - one for each thing that may not be at rest
-        """What is not as it should be yet."""
-        cluster = self.cluster
-        if cluster.moves or cluster.busy:
-            return f"moves {sorted(cluster.moves)}, failovers {sorted(cluster.busy)}"
-        for vb_id, owner in cluster.owner.items():
-            vb = owner.vb(vb_id)
-            if vb is None or vb.state is not State.ACTIVE:
-                return f"vb {vb_id} is not active at {owner.name}"
-            for node in self.nodes:
-                copy = node.vb(vb_id)
-                if node is owner:
-                    continue
-                if copy is None or copy.state is not State.REPLICA:
-                    return f"vb {vb_id} is no replica at {node.name}"
-                if (copy.whole_seqno, copy.vbuuid) != (vb.high_seqno, vb.vbuuid):
-                    return f"vb {vb_id} at {node.name} is at {node.place_of(copy)}, its owner {owner.place_of(vb)}"
-            for reader in self.readers:
-                followed = reader.followed[vb_id]
-                log = followed.subscription.progress.log
-                if log is None or (followed.last_seqno, log.latest.vbuuid) != (vb.high_seqno, vb.vbuuid):
-                    return f"vb {vb_id} at {reader.name}: {followed.told()}; its owner is {owner.name}, at {owner.place_of(vb)}"
-                if followed.link is None or not followed.link.link.is_open:
-                    return f"vb {vb_id} at {reader.name} is not followed: {followed.told()}"
-        return None
-
-    def _check_peace(self) -> None:
-        """Compare everybody with the owner, item by item."""
-        for vb_id, owner in self.cluster.owner.items():
-            vb = owner.vb(vb_id)
-            assert vb is not None
-            owner.require_whole(vb, "the end")
-            self.cluster.require_promises(vb_id)
-            wanted = owner.copy_of(vb)
-            for node in self.nodes:
-                copy = node.vb(vb_id)
-                if copy is not None and node is not owner:
-                    node.require_whole(copy, "the end")
-                    self._require_same(vb_id, wanted, node.copy_of(copy), node.name)
-            for reader in self.readers:
-                self._require_same(vb_id, wanted, reader.followed[vb_id].copy, reader.name)
-
-    def _require_same(self, vb_id: int, wanted: dict[bytes, object], copy: dict[bytes, object], who: str) -> None:
-        """Two copies are the same but for tombstones that were purged."""
-        purged = self.model.purged[vb_id]
-        for key in sorted(wanted.keys() | copy.keys()):
-            one, other = wanted.get(key), copy.get(key)
-            there = one or other
-            if one != other and not (
-                (one is None or other is None) and not there.is_live and there.seqno <= purged  # type: ignore[union-attr]
-            ):
-                raise Broken(f"vbucket {vb_id}: {key!r} is {one} at its owner and {other} at {who}")
 
 
 class _Tells(logging.Handler):
@@ -316,6 +232,6 @@ class _Tells(logging.Handler):
             for name, value in record.__dict__.items()
             if name in {"vbucket", "why", "from", "to", "connection", "peer"}
         }
-        self._world.trace(f"    log: {record.getMessage()} {extra if extra else ''}")
+        self._world.trace(f"    log: {record.getMessage()} {extra or ''}")
         if record.exc_info and record.exc_info[1] is not None:
             self._world.loop.faults.append(record.exc_info[1])
