@@ -147,6 +147,7 @@ def test_a_rollback_is_a_line(node: LiveNode, tmp_path: Path):
         (["--from", "/nowhere/at/all"], "positions cannot be read from /nowhere/at/all"),
         (["--until-now", "--save", "/nowhere/at/all"], "positions cannot be saved to /nowhere/at/all"),
         (["--password-env", "PW"], "a password needs --username"),
+        (["--collection", "beer"], "a collection is scope.collection"),
     ],
 )
 def test_wrong_options(node: LiveNode, arguments: list[str], words: str):

@@ -82,6 +82,7 @@ class FakeCluster:
         self.down: set[int] = set()
         self.overshoots = True
         self.has_map = True
+        self.serves_dead = False
 
     def config(self) -> bytes:
         if not self.has_map:
@@ -222,7 +223,7 @@ class FakeConnection:
 
     def _stream(self, request: w.StreamRequest) -> Response:
         vb = self.cluster.vbuckets[request.vbucket]
-        if vb.node != self.node:
+        if vb.node != self.node and not self.cluster.serves_dead:
             return self.refuse(request, Status.NOT_MY_VBUCKET)
         assert request.snapshot_start is not None
         assert request.snapshot_end is not None

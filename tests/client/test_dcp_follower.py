@@ -206,6 +206,44 @@ def test_a_vbucket_moves_to_another_node():
     assert [(each.vbucket, each.reason, each.finished) for each in ended] == [(0, "state changed", False)]
 
 
+def test_a_node_that_still_streams_what_it_gave_away():
+    """Servers before the flag for it stream dead vbuckets; so a newer map is read before a stream is asked for."""
+    cluster = filled(vbuckets=1, nodes=2)
+    shell = Shell(cluster, connection=f"couchbase://{cluster.nodes[0]},{cluster.nodes[1]}")
+    shell.run(until=lambda: len(shell.rows) == 11)
+    cluster.move(0, 1)
+    cluster.serves_dead = True
+    cluster.vbuckets[0].add("moved")
+    shell.run(until=lambda: len(shell.rows) == 12)
+    asked = [node for node, each in cluster.requests if isinstance(each, w.StreamRequest)]
+    assert asked == [0, 1]
+
+
+def test_a_marker_of_an_earlier_stream_proves_nothing():
+    """A stream that begins anew and ends at once has not shown the snapshot that the one before announced."""
+    cluster = filled(vbuckets=1)
+    cluster.vbuckets[0].snapshot_size = 11
+    shell = Shell(cluster, until={0: 8}, window_bytes=200)
+    shell.takes = False
+    shell.run(until=lambda: any(each.streams for each in cluster.connections))
+    for _ in range(10):
+        shell.step()
+    (connection,) = cluster.connections
+    connection.end(0, StreamEndReason.TOO_SLOW)
+    ended = iter([True])
+
+    def at_once(connection: Any, request: Any) -> list[Message] | None:
+        if not next(ended, False):
+            return None
+        log = connection._reply(request, w.FailoverLog, entries=connection._log(0))
+        return [log, w.StreamEnd(opaque=request.opaque, vbucket=request.vbucket, reason=0)]
+
+    cluster.answers = {w.StreamRequest: at_once}
+    shell.takes = True
+    shell.run()
+    assert [row[1] for row in shell.rows] == list(range(1, 9))
+
+
 def test_not_my_vbucket_brings_a_newer_map():
     """A map that was old when it was read is replaced; the answer itself may carry the new one."""
     for body in (False, True):
@@ -337,6 +375,8 @@ def test_a_rollback_is_told_and_the_stream_goes_on():
     crash(shell, 0, after=8)
     cluster.vbuckets[0].add("new", "newer", "newest", "newest of all")
     before = len(shell.events)
+    shell.run(until=lambda: any(isinstance(each, RolledBack) for each in shell.events))
+    assert shell.follower.positions.vbuckets[VBucketId(0)].seqno == 6
     shell.run(until=lambda: shell.rows[-1:] != [] and shell.rows[-1][2] == b"newest of all")
     (event,) = [each for each in shell.events if isinstance(each, RolledBack)]
     # Snapshots of three: 1-3, 4-6, 7-9. The server would keep 8, but the reader was whole at 6.
@@ -650,6 +690,97 @@ def test_what_waits_is_bounded_by_the_window():
     assert not cluster.asked(w.BufferAck)
     cluster.vbuckets[0].persisted = None
     shell.run(until=lambda: len(shell.rows) == 101)
+
+
+# -- collections
+
+MANIFEST = {
+    "uid": "1f",
+    "scopes": [
+        {"uid": "0", "name": "_default", "collections": [{"uid": "0", "name": "_default"}]},
+        {"uid": "8", "name": "shop", "collections": [{"uid": "a", "name": "beer"}]},
+    ],
+}
+
+
+def with_collections(manifest: dict[str, Any] = MANIFEST) -> FakeCluster:
+    """A cluster whose keys begin with the ids of their collections."""
+    cluster = FakeCluster(1)
+    for seqno, key in enumerate((b"\x00plain", b"\x0aale", b"\x0bnew"), 1):
+        cluster.vbuckets[0].changes.append((seqno, key, b"1"))
+    told = lambda connection, request: [connection._reply(request, w.Text, value=json.dumps(manifest).encode())]  # noqa: E731
+    cluster.answers = {w.GetCollectionsManifest: told}
+    return cluster
+
+
+def test_collections_are_named():
+    """A key loses the id in front of it, and the row says where it belongs; an id that nobody named stays one."""
+    cluster = with_collections()
+    shell = Shell(cluster, until="now", collections=())
+    shell.run()
+    rows = [row for event in shell.events if isinstance(event, Batch) for row in event.rows.to_pylist()]
+    assert [(row["scope"], row["collection"], row["key"]) for row in rows] == [
+        ("_default", "_default", b"plain"),
+        ("shop", "beer", b"ale"),
+        (None, "0xb", b"new"),
+    ]
+    assert [json.loads(each.filter) for each in cluster.asked(w.StreamRequest)] == [{"uid": "1f"}]
+
+
+def test_some_collections_are_asked_for_by_their_ids():
+    """The request names them; one that is not there is refused, with those that are."""
+    cluster = with_collections()
+    Shell(cluster, until="now", collections=("shop.beer",)).run()
+    assert json.loads(cluster.asked(w.StreamRequest)[0].filter) == {"uid": "1f", "collections": ["a"]}
+    shell = Shell(with_collections(), collections=("shop.wine",))
+    shell.run()
+    assert "collection shop.wine at 127.0.0.1:10000" in str(shell.follower.failure)
+    assert "there are _default._default, shop.beer" in str(shell.follower.failure)
+
+
+def test_a_collection_that_comes_later_gets_its_name():
+    """A system event has the names asked for again."""
+    cluster = with_collections()
+    shell = Shell(cluster, collections=())
+    shell.run(until=lambda: len(shell.rows) == 3)
+    grown = json.loads(json.dumps(MANIFEST))
+    grown["scopes"][1]["collections"].append({"uid": "b", "name": "wine"})
+    told = json.dumps(grown).encode()
+    cluster.answers = {
+        w.GetCollectionsManifest: lambda connection, request: [connection._reply(request, w.Text, value=told)]
+    }
+    stream = cluster.connections[0].streams[0]
+    common: Any = {"opaque": Opaque(stream.opaque), "vbucket": VBucketId(0)}
+    cluster.connections[0].send(
+        w.SnapshotMarker(start_seqno=Seqno(4), end_seqno=Seqno(4), flags=1, **common),
+        w.SystemEvent(by_seqno=Seqno(4), event=0, version=0, key=b"wine", value=b"x", **common),
+    )
+    shell.run(until=lambda: len(cluster.asked(w.GetCollectionsManifest)) == 2)
+    stream.after = stream.snapshot_end = 4
+    cluster.vbuckets[0].changes += [(4, b"", b""), (5, b"\x0bred", b"1")]
+    shell.run(until=lambda: len(shell.rows) == 5)
+    last = [row for event in shell.events if isinstance(event, Batch) for row in event.rows.to_pylist()][-1]
+    assert (last["scope"], last["collection"], last["key"]) == ("shop", "wine", b"red")
+
+
+def test_a_server_without_collections():
+    """All is in the default one; who wants others is told that there are none."""
+    cluster = filled(vbuckets=1)
+    few = lambda connection, request: [connection._reply(request, w.HelloReply, features=(0x08,))]  # noqa: E731
+    cluster.answers = {w.Hello: few}
+    shell = Shell(cluster, until="now", collections=())
+    shell.run()
+    assert sorted(shell.rows) == whole(cluster)
+    shell = Shell(cluster, collections=("shop.beer",))
+    shell.run()
+    assert "collections at 127.0.0.1:10000" in str(shell.follower.failure)
+
+
+def test_a_manifest_that_cannot_be_read():
+    """It is the server's fault."""
+    shell = Shell(with_collections({"uid": 1}), collections=())
+    shell.run()
+    assert "its collections manifest cannot be read" in str(shell.follower.failure)
 
 
 def test_no_secret_is_shown():

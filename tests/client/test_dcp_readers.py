@@ -259,6 +259,7 @@ def test_options_travel():
         ({"give_up_s": -1}, "give_up_s"),
         ({"name": ""}, "a name has"),
         ({"priority": "top"}, "priority is"),
+        ({"collections": ("beer",)}, "a collection is scope.collection"),
         ({"on_rollback": "panic"}, "on_rollback is one of event, rebuild, fail"),
         ({"tls_ca": "ca.pem"}, "tls_ca needs"),
     ],

@@ -7,10 +7,11 @@ import threading
 import pytest
 
 from headrace.client import ConnectionLostError, KvConnection, ServerAnswerError
+from headrace.errors import RemoteProtocolError
 from headrace.wire import Message, Response
 from headrace.wire.catalogue import Item, Noop
 from headrace.wire.codes import Status
-from tests.client.servers import HOST, but, free_port, refused, scripted
+from tests.client.servers import HOST, but, couchbase, free_port, refused, scripted
 
 
 @pytest.mark.parametrize(
@@ -110,3 +111,15 @@ def test_patience_without_end(timeout_s: float):
     """Who would wait for ever waits for long, and gets answers."""
     with scripted(but()) as server, KvConnection(HOST, server.port, timeout_s=timeout_s) as connection:
         assert isinstance(connection.request(Noop()), Response)
+
+
+def test_no_answer_of_this_protocol_while_a_request_is_sent(monkeypatch: pytest.MonkeyPatch):
+    """Such bytes may come before a request is wholly sent: they are told as at any other time."""
+
+    def came(_data: bytes) -> None:
+        raise RemoteProtocolError("0x48 is no magic of this protocol")
+
+    with scripted(couchbase) as server, KvConnection(HOST, server.port) as node:
+        monkeypatch.setattr(node._transport, "send", came)
+        with pytest.raises(ServerAnswerError, match="no server of the binary protocol"):
+            node.get(b"key")

@@ -71,8 +71,8 @@ def test_a_large_value_comes_in_pieces(node: Node):
         assert 0 < node.running.services.half_frame_bytes <= 1 << 20
         talk.socket.sendall(data[1 << 20 :])
         assert talk.receive().status == Status.SUCCESS
-        assert node.running.services.half_frame_bytes == 0
         assert talk.get(Get(key=b"large"), Item).value == value
+        assert node.running.services.half_frame_bytes == 0
 
 
 def test_what_follows_a_request_that_waits_waits_too(node: Node):

@@ -415,6 +415,16 @@ def test_old_whole_places_are_thinned_not_forgotten():
     assert min(kept) < 1000
 
 
+def test_several_snapshots_at_once():
+    """A batch may end many: all that it names are places to go back to, and none is taken twice."""
+    made = streaming()
+    for _ in range(2):
+        made.advance(seqno=Seqno(9), end=Seqno(12), whole=Seqno(8), before=(Seqno(2), Seqno(5)))
+    assert made.position == at(9, start=8, end=12)
+    made.lost(1.0)
+    assert [rolled_back(made, 9, LOG).whole for _ in range(4 - 1)] == [8, 5, 2]
+
+
 def test_a_saved_position_is_a_whole_place():
     """Between two snapshots it is whole at its seqno, inside one at the snapshot's start."""
     assert Progress(at(7)).whole_at_most(7) == 7

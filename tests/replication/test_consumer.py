@@ -387,6 +387,17 @@ def test_closed_before_it_was_answered():
     assert line.left
 
 
+def test_rolled_back_by_another():
+    """A vbucket that somebody rolls back takes no more of a stream that does not know of it."""
+    world = World(STATES)
+    consumer, line = added(world)
+    say(consumer, marker(0, 5), mutation(5))
+    world.flusher.roll_back(world.vb(1), 2, lambda _: None)
+    say(consumer, marker(5, 9), mutation(9))
+    assert [message.status for message in of_type(line, ErrorReply)] == [Status.KEY_NOT_FOUND] * 2
+    assert world.vb(1).high_seqno == 0
+
+
 def test_answers_that_mean_nothing():
     """Answers to acks are no one's business."""
     consumer, line = added(World(STATES))
@@ -427,6 +438,19 @@ def test_a_silent_producer():
         assert not line.left
         consumer.pump(1.0 + 2 * NOOP_INTERVAL_S)
         assert bool(line.left) is gone
+
+
+def test_a_disk_that_takes_nothing():
+    """Memory is not filled without an end: the producer is left, and asked again when the disk works."""
+    world = World(STATES)
+    consumer, line = added(world)
+    world.bucket.trouble = "not on disk: no space"
+    say(consumer, marker(1, 9), mutation(1))
+    assert not line.left
+    world.bucket.dirty_bytes = world.bucket.limits.dirty_bytes_max + 1
+    say(consumer, mutation(2), by_block=True)
+    assert line.left is not None
+    assert "no space" in line.left
 
 
 def test_stats():

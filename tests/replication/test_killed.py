@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 VB = 1
 VBUCKETS = 2
-ROUNDS_S = float(os.environ.get("HEADRACE_KILLS_S", "18"))
+ROUNDS_S = float(os.environ.get("HEADRACE_KILLS_S", "12"))
 """How long each test goes on; a longer run finds more."""
 SEED = int(os.environ.get("HEADRACE_KILLS_SEED", "1"))
 RUN_S = 60

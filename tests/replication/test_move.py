@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -116,6 +118,36 @@ def test_with_writes_going_on(pair: tuple[Server, Server]):
     assert states(source, target) == (State.ACTIVE, State.DEAD)
     check(writers, source, VB)
     assert {promise.server for writer in writers for promise in writer.promises} == {str(source), str(target)}
+
+
+@pytest.mark.slow
+def test_two_runs_at_once(pair: tuple[Server, Server]):
+    """Two runs that begin together may hinder each other, and do no harm; one more run ends it."""
+    source, target = pair
+    writers = [Writer(pair, VB, f"writer{number}") for number in range(2)]
+    with Vbuckets(target) as two:
+        two.set_state(VB, State.REPLICA)
+    for writer in writers:
+        writer.start()
+
+    def run() -> None:
+        with suppress(RefusedError, NotMovedError, UnresolvedError):
+            Move(source, target, VB).run(never)
+
+    try:
+        runs = [Thread(target=run) for _ in range(2)]
+        for each in runs:
+            each.start()
+        for each in runs:
+            each.join(60)
+        assert not any(each.is_alive() for each in runs)
+        Move(source, target, VB).run(never)
+        seen = [len(writer.promises) for writer in writers]
+        eventually(lambda: all(len(w.promises) > n for w, n in zip(writers, seen, strict=True)), "the writers go on")
+    finally:
+        stop_all(writers)
+    assert states(source, target) == (State.DEAD, State.ACTIVE)
+    check(writers, target, VB)
 
 
 # -- what is refused

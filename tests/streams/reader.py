@@ -45,9 +45,14 @@ class Reader(Talk):
     ) -> None:
         super().__init__(node, *features)
         self.dialect = Dialect.DCP
-        self.get(Open(name=(name or f"reader-{next(_NAMES)}").encode(), flags=OpenFlag.PRODUCER | flags), Response)
+        self.open_on(self, flags, name)
         for key, value in (controls or {}).items():
             assert self.status(Control(key=key.encode(), value=value.encode())) == 0, key
+
+    @staticmethod
+    def open_on(talk: Talk, flags: int = 0, name: str = "") -> None:
+        """Open a connection for streams."""
+        talk.get(Open(name=(name or f"reader-{next(_NAMES)}").encode(), flags=OpenFlag.PRODUCER | flags), Response)
 
     def request(self, vbucket: int, start: int = 0, end: int = SEQNO_MAX, **fields: int) -> Response:
         """Ask for a stream whose opaque is 1000 and the vbucket; gives the answer."""

@@ -98,6 +98,14 @@ def tail(  # noqa: PLR0913 - each option is a parameter
         list[str] | None,
         typer.Option("--event", metavar="NAME", help=f"Only these; may be given again: {', '.join(EVENTS)}."),
     ] = None,
+    collection: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--collection",
+            metavar="SCOPE.NAME",
+            help="Only these collections; may be given again; * for all. Without it, what is in none of them.",
+        ),
+    ] = None,
     no_value: Annotated[bool, typer.Option("--no-value", help="Ask for changes without their values.")] = False,
     xattrs: Annotated[bool, typer.Option("--xattrs", help="Ask for extended attributes.")] = False,
     output: FormatOption = OutputFormat.TEXT,
@@ -119,17 +127,18 @@ def tail(  # noqa: PLR0913 - each option is a parameter
         wanted = _Wanted(
             prefix=key_prefix.encode(errors="surrogateescape"), pattern=_pattern(key), events=_events(event or [])
         )
-        reader = _reader(target, start, save, (until_now, no_value, xattrs, _numbers(vbuckets)))
+        asked: dict[str, Any] = {"no_value": no_value, "xattrs": xattrs, "vbuckets": _numbers(vbuckets)}
+        asked["collections"] = () if collection == ["*"] else tuple(collection) if collection else None
+        reader = _reader(target, start, save, until_now=until_now, asked=asked)
         code = _Tail(reader, wanted, limit, save, output).run()
     raise typer.Exit(code)
 
 
 def _reader(
-    target: Target, start: str | None, save: Path | None, more: tuple[bool, bool, bool, tuple[int, ...] | None]
+    target: Target, start: str | None, save: Path | None, *, until_now: bool, asked: dict[str, Any]
 ) -> "ChangeReader":
     from headrace.client import ChangeOptions, ChangeReader, Positions  # noqa: PLC0415 - explain needs none of it
 
-    until_now, no_value, xattrs, vbuckets = more
     options = ChangeOptions(
         connection=target.connect,
         bucket=target.bucket,
@@ -139,9 +148,7 @@ def _reader(
         timeout_s=target.timeout_s,
         name="headrace-tail",
         keys="binary",
-        vbuckets=vbuckets,
-        no_value=no_value,
-        xattrs=xattrs,
+        **asked,
     )
     if start is None:
         start = str(save) if save is not None and save.exists() else NOW

@@ -10,8 +10,8 @@ errors      what a server's status means                  errors
 
 options     what a reader of changes is told              options, planning, positions
 readers     sockets that block, or an event loop          reader, aio
-follower    all nodes and streams, without a socket       follower, link, cluster_map, mitigation
-events      what a reader gives                           events, changes, sifting
+follower    all nodes and streams, without a socket       follower, nodes, link, cluster_map, manifest
+events      what a reader gives, and when                 events, changes, sifting, taken, mitigation
 
 What reads changes needs Arrow and the kernel, and is imported when it is first asked for.
 """

@@ -9,6 +9,7 @@ Calls block, and one thread at a time may use a connection. After an error that 
 from __future__ import annotations
 
 import dataclasses
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace.client.address import Address
@@ -34,6 +35,7 @@ from headrace.wire.limits import KEY_BYTES_MAX
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Iterator
     from typing import TypeVar
 
     from headrace.wire import Frame, Request
@@ -149,16 +151,19 @@ class KvConnection:
 
     def send(self, frames: bytes | bytearray) -> None:
         """Send ready-made frames. Whoever does so takes all their answers by `next_frame`."""
-        try:
+        with self._closing():
             self._transport.send(frames)
-        except BaseException:
-            self.close()
-            raise
 
     def next_frame(self) -> Frame:
         """Wait for the next answer, whatever it answers."""
-        try:
+        with self._closing():
             return self._transport.next_frame()
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        """Close when something goes wrong. Bytes that are no answer may come while a request is still being sent."""
+        try:
+            yield
         except RemoteProtocolError as error:
             self.close()
             raise ServerAnswerError(f"{self.address}: this is no server of the binary protocol: {error}") from error

@@ -19,7 +19,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.client.cluster_map import ClusterMap
-from headrace.client.collections import Collections
 from headrace.client.errors import (
     ConnectionLostError,
     InvalidError,
@@ -30,6 +29,7 @@ from headrace.client.errors import (
     UnknownCommandError,
     error_of,
 )
+from headrace.client.manifest import Collections
 from headrace.client.opening import Ask, opening
 from headrace.client.sifting import Streams
 from headrace.columns import Controls, Settings, decode_changes

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("headrace.node.connection")
 
 NO_MESSAGE = "it sent what is no message"
+OF_STREAMS = "by the rules of streams"
+"""Reasons are counted and shown by their names: one for all that a peer can choose the words of."""
 GOODBYE_S = 5.0
 """How long a client that was told to go has to read what it is owed."""
 SLOWEST_BYTES_A_SECOND = 50_000
@@ -138,6 +140,7 @@ class Connection(asyncio.Protocol):
         self._closed = False
         self._eof = False
         self._left_at: float | None = None
+        self._is_paused = False
         self._unread_since: float | None = None
         self._unread_bytes = 0
         self._begun_at = 0.0
@@ -178,8 +181,9 @@ class Connection(asyncio.Protocol):
         session = self.session
         self._line.close()
         if session.end is not None:
-            if session.opened is not None and session.opened.ends.get(session.end.name) is session:
-                del session.opened.ends[session.end.name]
+            ends = session.ends
+            if ends.get(session.end.name) is session:
+                del ends[session.end.name]
             session.end.close()
 
     def data_received(self, data: bytes) -> None:
@@ -204,12 +208,17 @@ class Connection(asyncio.Protocol):
         return bool(self._stalls)
 
     def pause_writing(self) -> None:
-        """The client does not read: its requests wait, and it goes when all such clients are owed too much.
+        """The client does not read: its requests wait.
 
-        Streams stop by themselves; their consumers must be heard, or they could not say that they go on.
+        Streams stop by themselves, and their consumer must be heard, or it could not say that they go on; only when its
+        requests have answers that it does not read does it wait as others do.
         """
-        if self.session.end is not None:
-            return
+        self._is_paused = True
+        if self.session.end is None:
+            self._stall_unread()
+
+    def _stall_unread(self) -> None:
+        """Read no more of a client that does not read; it goes when all such clients are owed too much."""
         self._unread_since = asyncio.get_running_loop().time()
         self._count_unread(self._transport.get_write_buffer_size())
         self._stall()
@@ -219,13 +228,18 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """The client reads again."""
+        self._is_paused = False
         if self.session.end is not None:
             self._line.pump()
-        if self._unread_since is None:
-            return
-        self._unread_since = None
-        self._count_unread(0)
-        self._unstall()
+        if self._unread_since is not None:
+            self._unread_since = None
+            self._count_unread(0)
+            self._unstall()
+
+    def _owes_too_much(self) -> bool:
+        """Whether the answers to the consumer of a stream are more than it reads."""
+        owed_max = STREAM_BUFFER_BYTES + self._services.limits.reply_bytes_max
+        return self._is_paused and self._unread_since is None and self._transport.get_write_buffer_size() > owed_max
 
     def _count_unread(self, size: int) -> None:
         self._services.unread_bytes += size - self._unread_bytes
@@ -274,12 +288,14 @@ class Connection(asyncio.Protocol):
             self._wait_for(pending)
             return False
         if session.left is not None:
-            self._leave(session.left)
+            self._leave(OF_STREAMS, session.left)
         elif session.close_after_reply:
             self._closed = True
             self._transport.close()
         if self._closed:
             return False
+        if self._owes_too_much():
+            self._stall_unread()
         if wrote is not None and self._disk_is_behind(wrote):
             return False
         return not self._stalls and not self._closed
@@ -369,7 +385,7 @@ class Connection(asyncio.Protocol):
         if self._working:
             self.session.left = why
         else:
-            self._leave(why)
+            self._leave(OF_STREAMS, why)
 
     def _send(self) -> None:
         session = self.session

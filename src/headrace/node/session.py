@@ -51,6 +51,7 @@ class Session:
         "close_after_reply",
         "datatypes",
         "end",
+        "ends",
         "failed_logins",
         "fault",
         "features",
@@ -104,6 +105,8 @@ class Session:
         """The way to the client for what is no answer; the connection sets it."""
         self.end: DcpEnd | None = None
         """What the connection is after DCP OPEN."""
+        self.ends: dict[str, Session] = {}
+        """Where it is entered by its name then: in the bucket that it was opened for, whatever is selected later."""
         self.now: Callable[[], float] = time.monotonic
         self.imply_bucket()
 
@@ -165,9 +168,7 @@ class Session:
     @property
     def stops(self) -> bool:
         """Whether what stands behind the last request must not be served now."""
-        return (
-            self.pending is not None or self.close_after_reply or self.fault is not None or self.left is not None
-        )
+        return self.pending is not None or self.close_after_reply or self.fault is not None or self.left is not None
 
     def leave(self, why: str) -> None:
         """Close the connection without an answer."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from headrace.client import ConnectionLostError, NotMyVBucketError, ServerAnswerError
+from headrace.client import ClientError, NotMyVBucketError
 from headrace.errors import HeadraceError
 from headrace.history import State
 from headrace.pipelines.lines import Line
@@ -153,7 +153,7 @@ class Move:
             try:
                 self._prepare()
                 why = self._take_over(stop)
-            except (ConnectionLostError, ServerAnswerError) as error:
+            except ClientError as error:
                 why = str(error)
             if self._resolve():
                 return self._finish()
@@ -278,8 +278,8 @@ class Move:
                 self._wait_for_others()
                 with Vbuckets(self._source) as source, Vbuckets(self._target) as target:
                     return self._decide(source, target)
-            except (ConnectionLostError, ServerAnswerError) as error:
-                if time.monotonic() > end:
+            except (ClientError, RefusedError) as error:
+                if time.monotonic() > end or isinstance(error, RefusedError):
                     raise UnresolvedError(
                         f"nobody knows who owns vbucket {self._vb}: {error}. Run the same command again when both "
                         "servers answer"

@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from headrace.client import ConnectionLostError, ServerAnswerError
+from headrace.client import ClientError, ServerAnswerError
 from headrace.errors import HeadraceError
 from headrace.history import State
 from headrace.ids import Opaque, VBucketId
@@ -158,7 +158,9 @@ class Replication:
             try:
                 if self._join(stop, once=once):
                     break
-            except (ConnectionLostError, ServerAnswerError) as error:
+            except ClientError as error:
+                if not error.retriable and not isinstance(error, ServerAnswerError):
+                    raise
                 self._tell(Event.LOST, str(error))
                 pause_s = PAUSE_S_FIRST if self.progress.bytes > before else min(2 * pause_s, PAUSE_S_MAX)
                 _sleep(pause_s, stop)

@@ -50,11 +50,6 @@ class Boundary(NamedTuple):
     bytes_after: int
     """The same with its own."""
 
-    @classmethod
-    def read(cls, key: bytes) -> Boundary:
-        """Read a key of the index."""
-        return cls(*layout.UNDO.unpack(key))
-
 
 def share_bytes(vbuckets: int) -> int:
     """How many bytes of replaced records a vbucket may keep, in a store of so many."""
@@ -94,11 +89,12 @@ def rolled_back(before: VBucketRecord, seqno: int, live_items: int) -> VBucketRe
 
 
 class UndoIndex:
-    """The index in one transaction."""
+    """The index in one transaction. Its one cursor is used for all, since to make one takes as long as a put."""
 
     def __init__(self, txn: lmdb.Transaction[bytes], database: Database) -> None:
         self._txn = txn
         self._database = database
+        self._cursor = txn.cursor(database)
 
     def keep(
         self, vbucket: int, before: VBucketRecord, now: VBucketRecord, replaced: Sequence[bytes], bytes_max: int
@@ -108,29 +104,27 @@ class UndoIndex:
         if now.is_whole and size > bytes_max:
             self.forget(vbucket)  # nothing from before can be reached without it
             return
-        cursor = self._txn.cursor(self._database)
+        cursor = self._cursor
         turn, bytes_before = 0, 0
-        if self._last(cursor, vbucket):
-            before_it = Boundary.read(cursor.key())
+        before_it = self._last(vbucket)
+        if before_it is not None:
             turn, bytes_before = before_it.turn + 1, before_it.bytes_after
         newest = Boundary(vbucket, before.high_seqno, before.is_whole, turn, bytes_before, bytes_before + size)
         entry = layout.COUNT.pack(before.live_items) + b"".join(replaced)
         self._txn.put(layout.UNDO.pack(*newest), entry, db=self._database)
-        found = cursor.set_range(layout.VBUCKET.pack(vbucket))
-        while found and (oldest := Boundary.read(cursor.key())).vbucket == vbucket:
+        cursor.set_range(layout.VBUCKET.pack(vbucket))
+        while (oldest := self._read(vbucket)) is not None:
             entries, total = newest.turn - oldest.turn + 1, newest.bytes_after - oldest.bytes_before
             if is_kept(oldest.seqno, entries, total, bytes_max, now):
                 return
             cursor.delete()
-            found = bool(cursor.key())
 
     def boundary(self, vbucket: int, to: int) -> Boundary | None:
         """The newest whole boundary that is not above a seqno."""
-        for key in self._keys(vbucket):
-            boundary = Boundary.read(key)
-            if boundary.seqno <= to and boundary.is_whole:
-                return boundary
-        return None
+        boundary = self._last(vbucket)
+        while boundary is not None and not (boundary.seqno <= to and boundary.is_whole):
+            boundary = self._read(vbucket) if self._cursor.prev() else None
+        return boundary
 
     def live_items(self, boundary: Boundary) -> int:
         """How many live items there were."""
@@ -140,37 +134,33 @@ class UndoIndex:
 
     def take_back(self, boundary: Boundary, places: Places) -> Iterator[bytes]:
         """Drop a boundary and all later ones, and give each record that was the newest of its key there."""
-        cursor = self._txn.cursor(self._database)
+        cursor = self._cursor
         place = boundary.seqno.to_bytes(8)
-        found = cursor.set_range(layout.UNDO.pack(*boundary))
-        while found and Boundary.read(cursor.key()).vbucket == boundary.vbucket:
+        cursor.set_range(layout.UNDO.pack(*boundary))
+        while self._read(boundary.vbucket) is not None:
             for record in _parted(cursor.value(), places):
                 if record[places.seqno_at : places.seqno_at + 8] <= place:
                     yield record
             cursor.delete()
-            found = bool(cursor.key())
 
     def forget(self, vbucket: int) -> None:
         """Drop all entries of a vbucket."""
-        cursor = self._txn.cursor(self._database)
-        found = cursor.set_range(layout.VBUCKET.pack(vbucket))
-        while found and Boundary.read(cursor.key()).vbucket == vbucket:
-            cursor.delete()
-            found = bool(cursor.key())
+        self._cursor.set_range(layout.VBUCKET.pack(vbucket))
+        while self._read(vbucket) is not None:
+            self._cursor.delete()
 
-    def _keys(self, vbucket: int) -> Iterator[bytes]:
-        """The keys of a vbucket's entries, newest first."""
-        cursor = self._txn.cursor(self._database)
-        found = self._last(cursor, vbucket)
-        while found:
-            yield cursor.key()
-            found = cursor.prev() and Boundary.read(cursor.key()).vbucket == vbucket
+    def _last(self, vbucket: int) -> Boundary | None:
+        """Go to the newest entry of a vbucket."""
+        cursor = self._cursor
+        found = cursor.prev() if cursor.set_range(layout.VBUCKET.pack(vbucket + 1)) else cursor.last()
+        return self._read(vbucket) if found else None
 
-    def _last(self, cursor: lmdb.Cursor[bytes], vbucket: int) -> bool:
-        """Go to the newest entry of a vbucket, if there is one."""
-        behind = layout.VBUCKET.pack(vbucket + 1)
-        found = cursor.prev() if cursor.set_range(behind) else cursor.last()
-        return bool(found and Boundary.read(cursor.key()).vbucket == vbucket)
+    def _read(self, vbucket: int) -> Boundary | None:
+        """The key at the cursor, if it is one of this vbucket."""
+        key = self._cursor.key()
+        return (
+            Boundary(*layout.UNDO.unpack(key)) if key[: layout.VBUCKET.size] == layout.VBUCKET.pack(vbucket) else None
+        )
 
 
 def _parted(entry: bytes, places: Places) -> Iterator[bytes]:

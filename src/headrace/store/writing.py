@@ -61,9 +61,12 @@ class StoreWriter:
         """
 
         def work(txn: lmdb.Transaction[bytes]) -> None:
+            undo = self._undo(txn)
             undo_bytes_max = share_bytes(txn.stat(self._environment.handles.vbuckets)["entries"])
             for change in changes:
-                self._put(txn, change, undo_bytes_max)
+                before, replaced = self._put(txn, change)
+                if before is not None and keeps_boundary(before, change.now):
+                    undo.keep(change.vbucket, before, change.now, replaced, undo_bytes_max)
             if token:
                 txn.put(layout.META_TOKEN, token, db=self._environment.handles.meta)
 
@@ -138,7 +141,8 @@ class StoreWriter:
         assert undo is not None, "who writes has opened it"
         return UndoIndex(txn, undo)
 
-    def _put(self, txn: lmdb.Transaction[bytes], change: Changes, undo_bytes_max: int) -> None:
+    def _put(self, txn: lmdb.Transaction[bytes], change: Changes) -> tuple[VBucketRecord | None, list[bytes]]:
+        """Put what one vbucket gets; give what was kept of it before, and the records that were replaced."""
         vbucket = change.vbucket
         self._require_vbucket(vbucket)
         handles = self._environment.handles
@@ -157,9 +161,8 @@ class StoreWriter:
                 raise StoreError(f"vbucket {vbucket} has a record at or behind seqno {_seqno(by_seqno[0][0])} already")
             key_cursor.putmulti(list(zip(keys, map(by_key.__getitem__, keys), strict=True)))
             self._index(txn, vbucket, timed)
-        if before is not None and keeps_boundary(before, change.now):
-            self._undo(txn).keep(vbucket, before, change.now, replaced, undo_bytes_max)
         txn.put(key, layout.encode_vbucket(merged(before, change.now)), db=handles.vbuckets)
+        return before, replaced
 
     def _checked(
         self, change: Changes, before: VBucketRecord | None

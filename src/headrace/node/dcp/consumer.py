@@ -11,13 +11,12 @@ is in memory when an item is taken, and the connection is not read while the dis
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 from headrace.history import Cause, Position, SnapshotRange, State
 from headrace.ids import Opaque, Seqno
 from headrace.node import replies
+from headrace.node.dcp.copies import Copies, Copy, Steps
 from headrace.node.dcp.received import HEAD, KNOWN_DATATYPES, plain_record, record_of
 from headrace.node.refused import Refused
 from headrace.protocol.consumer import (
@@ -60,7 +59,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from headrace.history import Transition
-    from headrace.node.bucket import Bucket
     from headrace.node.buckets import OpenBucket
     from headrace.node.dcp.ends import Line
     from headrace.node.vbucket import VBucket
@@ -96,31 +94,6 @@ _COUNTED = frozenset(
     cls.spec.opcodes[Dialect.DCP] for cls in REQUESTS if cls.spec.flow_controlled and Dialect.DCP in cls.spec.opcodes
 )
 
-_FED: WeakKeyDictionary[Bucket, dict[int, _Copy]] = WeakKeyDictionary()
-"""Which vbuckets of a bucket are being copied: two streams into one would mix two histories."""
-
-
-@dataclass(slots=True, eq=False)
-class _Copy:
-    """A vbucket that takes a stream in."""
-
-    vb: VBucket
-    stream: Stream
-    asked_by: Opaque | None
-    """What ADD_STREAM is to be answered with; None once it was."""
-    state: State
-    """What the vbucket was when it was last looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    """A step of a takeover that waits for the disk."""
-
-    copy: _Copy
-    opaque: Opaque
-    state: State
-    seqno: int
-
 
 class Consumer:
     """The consuming end of one connection."""
@@ -134,9 +107,8 @@ class Consumer:
         self._bucket = opened.bucket
         self._flusher = opened.flusher
         self._line = line
-        self._copies: dict[int, _Copy] = {}
-        """By the opaque of the stream."""
-        self._fed = _FED.setdefault(opened.bucket, {})
+        self._copies = Copies(opened.bucket)
+        self._steps = Steps(opened.flusher, self._step_answered)
         self._given_up: set[int] = set()
         """Requests whose streams were closed before they were answered."""
         self._last_opaque = 0
@@ -144,8 +116,7 @@ class Consumer:
         self._controls_sent = False
         self._acks = Acks(now)
         self._watch = Watch(now)
-        self._waits: list[_Wait] = []
-        self._changing: _Copy | None = None
+        self._changing: Copy | None = None
         self._closed = False
         self.is_leaving = False
         """Whether nothing that comes is looked at any more."""
@@ -185,7 +156,7 @@ class Consumer:
 
     def receive_block(self, data: bytes, at: int, now: float) -> int:
         """Take the run of whole items that begins at `at`, and give where it ends: what stands there is for others."""
-        bucket, copies = self._bucket, self._copies
+        bucket, copies = self._bucket, self._copies.by_opaque
         unpack, apply, begun, items = HEAD.unpack_from, bucket.apply, at, 0
         length = len(data)
         while at + _HEAD_BYTES <= length:
@@ -224,6 +195,10 @@ class Consumer:
         """Whatever becomes of a message, the producer has counted it."""
         self._acks.took(size)
         self.received_bytes += size
+        bucket = self._bucket
+        if bucket.trouble is not None and bucket.waiting_bytes > bucket.limits.dirty_bytes_max:
+            # Clients are refused then; a producer cannot be. What it sent is asked for again when the disk works.
+            self._leave(f"the disk takes nothing: {bucket.trouble}")
 
     def _malformed(self, message: Malformed) -> None:
         frame = message.frame
@@ -248,12 +223,12 @@ class Consumer:
         if vb is None or vb.state is State.ACTIVE:
             self._refuse(_ADD, request.opaque, Status.NOT_MY_VBUCKET)
             return
-        if vb.id in self._fed:
+        if self._copies.is_fed(vb.id):
             self._refuse(_ADD, request.opaque, Status.KEY_EXISTS)
             return
         stream = Stream(vbucket=vb.id, opaque=self._next_opaque(), flags=request.flags)
-        copy = _Copy(vb, stream, request.opaque, vb.state)
-        self._copies[stream.opaque] = self._fed[vb.id] = copy
+        copy = Copy(vb, stream, request.opaque, vb.state)
+        self._copies.add(copy)
         if not self._controls_sent:
             self._send_controls()
         self._request(copy)
@@ -266,7 +241,7 @@ class Consumer:
                 self._noop_opaque = opaque
             self._send(Control(key=key, value=value, opaque=opaque))
 
-    def _request(self, copy: _Copy) -> None:
+    def _request(self, copy: Copy) -> None:
         """Ask for a stream from where the vbucket is."""
         vb, stream = copy.vb, copy.stream
         snapshot = SnapshotRange(start=Seqno(vb.snapshot_start), end=Seqno(vb.snapshot_end))
@@ -294,7 +269,7 @@ class Consumer:
         if answer.opaque in self._given_up:
             self._given_up.discard(answer.opaque)
             return
-        copy = self._copies.get(answer.opaque)
+        copy = self._copies.by_opaque.get(answer.opaque)
         if copy is None:
             self._leave("an answer to a stream request that was not made")
             return
@@ -305,29 +280,29 @@ class Consumer:
         elif isinstance(outcome, RollBackTo):
             self._roll_back(copy, outcome.seqno)
         elif isinstance(outcome, RefusedBy):
-            self._forget(copy)
+            self._copies.forget(copy)
             self._added(copy, outcome.status)
         else:
             self._leave(outcome.why)
 
-    def _roll_back(self, copy: _Copy, to: int) -> None:
+    def _roll_back(self, copy: Copy, to: int) -> None:
         """Take the vbucket back, then ask again with the same opaque (capture 07b)."""
         extra = {"connection": self.name, "vbucket": copy.vb.id, "from": copy.vb.high_seqno, "to": to}
         log.warning("the producer wants a rollback", extra=extra)
 
         def done(reached: int | StoreError) -> None:
-            if self._closed or not self._is_copied(copy):
+            if self._closed or copy not in self._copies:
                 return
             if isinstance(reached, StoreError):
                 copy.stream.failed()
-                self._forget(copy)
+                self._copies.forget(copy)
                 self._added(copy, Status.TEMPORARY_FAILURE)
             elif copy.stream.rolled_back():
                 self._request(copy)
 
         self._flusher.roll_back(copy.vb, to, done)
 
-    def _added(self, copy: _Copy, status: int) -> None:
+    def _added(self, copy: Copy, status: int) -> None:
         """Answer ADD_STREAM, once."""
         if copy.asked_by is not None:
             self._send(StreamAdded(opcode=_ADD, opaque=copy.asked_by, status=status, stream_opaque=copy.stream.opaque))
@@ -335,13 +310,8 @@ class Consumer:
 
     # ------------------------------------------------------------------------------------------ streams: take them in
 
-    def _find(self, request: Request) -> _Copy | None:
-        """The stream that a message belongs to: opaque and vbucket must both be its."""
-        copy = self._copies.get(request.opaque)
-        return copy if copy is not None and copy.stream.vbucket == request.vbucket else None
-
     def _marker(self, request: SnapshotMarker) -> None:
-        copy = self._find(request)
+        copy = self._copies.find(request.opaque, request.vbucket)
         if copy is None:
             self._refuse(_MARKER, request.opaque, Status.KEY_NOT_FOUND)
             return
@@ -375,13 +345,13 @@ class Consumer:
             if datatype > KNOWN_DATATYPES:  # capture 07b
                 self._leave(f"datatype 0x{datatype:02x} was not agreed on")
             return
-        copy = self._copies.get(opaque)
-        if copy is None or copy.stream.vbucket != vbucket:
+        copy = self._copies.find(opaque, vbucket)
+        if copy is None:
             self._refuse(opcode, Opaque(opaque), Status.KEY_NOT_FOUND)
             return
         self._take(copy, copy.stream.item(seqno), record, opcode)
 
-    def _take(self, copy: _Copy, verdict: Verdict, record: bytes, opcode: int) -> None:
+    def _take(self, copy: Copy, verdict: Verdict, record: bytes, opcode: int) -> None:
         """Do what the rules say of an item."""
         status = STATUSES.get(verdict)
         if status is not None:
@@ -391,7 +361,7 @@ class Consumer:
             if verdict is not Verdict.TAKE:
                 self._end_snapshot(copy, verdict)
 
-    def _end_snapshot(self, copy: _Copy, verdict: Verdict) -> None:
+    def _end_snapshot(self, copy: Copy, verdict: Verdict) -> None:
         self._bucket.end_snapshot(copy.vb)
         self._bucket.changed()
         if verdict is Verdict.TAKE_LAST_AND_ANSWER:
@@ -400,7 +370,7 @@ class Consumer:
     # ---------------------------------------------------------------------------------------------- states and the end
 
     def _set_state(self, request: SetVBucketState) -> None:
-        copy = self._find(request)
+        copy = self._copies.find(request.opaque, request.vbucket)
         if copy is None:  # capture 07b, as 4.1.2 does it: who thinks that we own it must not go on
             self._leave(f"a state for vbucket {request.vbucket}, which has no such stream")
             return
@@ -416,10 +386,16 @@ class Consumer:
             return
         if copy.vb.state is not state:
             self._become(copy, state)
-        self._waits.append(_Wait(copy, request.opaque, state, copy.vb.whole_seqno))
-        self._look_at_disk()
+        self._steps.wait(copy, request.opaque, state)
 
-    def _become(self, copy: _Copy, state: State) -> None:
+    def _step_answered(self, opaque: Opaque, done: bool) -> None:  # noqa: FBT001 - of Steps
+        """A step of a takeover has come to disk, or will not."""
+        if done:
+            self._send(Done(opcode=_SET_STATE, opaque=opaque))
+        else:
+            self._refuse(_SET_STATE, opaque, Status.INVALID)
+
+    def _become(self, copy: Copy, state: State) -> None:
         self._changing = copy
         try:
             if copy.vb.state is State.DEAD:  # told by its manager to be no copy, and by its producer to become one
@@ -429,33 +405,16 @@ class Consumer:
             self._changing = None
             copy.state = copy.vb.state
 
-    def _look_at_disk(self) -> None:
-        """Answer what has come to disk, and look again after the next batch."""
-        if self._closed or not self._waits:
-            return
-        waits, self._waits = self._waits, []
-        for wait in waits:
-            vb = wait.copy.vb
-            if vb.state not in {wait.state, State.ACTIVE}:  # its manager decided otherwise meanwhile
-                self._refuse(_SET_STATE, wait.opaque, Status.INVALID)
-            elif vb.state_on_disk in {wait.state, State.ACTIVE} and vb.persisted_seqno >= wait.seqno:
-                self._send(Done(opcode=_SET_STATE, opaque=wait.opaque))
-            else:
-                self._waits.append(wait)
-        if self._waits:
-            self._flusher.after.append(self._look_at_disk)
-            self._flusher.hurry()
-
     def _stream_end(self, request: StreamEnd) -> None:
-        copy = self._find(request)
+        copy = self._copies.find(request.opaque, request.vbucket)
         if copy is None or copy.stream.ended() is Verdict.NO_STREAM:
             self._refuse(_END, request.opaque, Status.KEY_NOT_FOUND)
         else:
-            self._forget(copy)
+            self._copies.forget(copy)
 
     def _close_stream(self, request: CloseStream) -> None:
-        copy = self._fed.get(request.vbucket)
-        if copy is None or copy.stream.opaque not in self._copies or self._copies[copy.stream.opaque] is not copy:
+        copy = self._copies.of_vbucket(request.vbucket)
+        if copy is None:
             self._refuse(_CLOSE, request.opaque, Status.KEY_NOT_FOUND)
             return
         self._send(Done(opcode=_CLOSE, opaque=request.opaque))
@@ -465,30 +424,27 @@ class Consumer:
         self._send(Done(opcode=_NOOP, opaque=request.opaque))
 
     def _state_changed(self, vb: VBucket, _: Transition) -> None:
-        """A manager set a state: what is an original, or is to vanish, is no copy any more."""
-        copy = self._fed.get(vb.id)
-        if copy is None or copy is self._changing or not self._is_copied(copy) or copy.vb is not vb:
+        """A manager set a state: what is an original, or is to vanish, is no copy any more.
+
+        Nor does a stream go on that has brought more than the vbucket has: somebody rolled it back.
+        """
+        copy = self._copies.of_vbucket(vb.id)
+        if copy is None or copy is self._changing or copy.vb is not vb:
             return
         was, copy.state = copy.state, vb.state
         is_other = vb.state is not was and vb.state in {State.ACTIVE, State.DEAD}
-        if is_other or self._bucket.vbuckets[vb.id] is not vb:
+        stream = copy.stream
+        is_behind = stream.state is not StreamState.ROLLING_BACK and vb.high_seqno < stream.last_seqno
+        if is_other or is_behind or self._bucket.vbuckets[vb.id] is not vb:
             self._end(copy)
 
-    def _is_copied(self, copy: _Copy) -> bool:
-        return self._copies.get(copy.stream.opaque) is copy
-
-    def _end(self, copy: _Copy) -> None:
+    def _end(self, copy: Copy) -> None:
         """End a stream from this side; the producer hears of it when it sends on."""
         if copy.stream.state is StreamState.ASKED:
             self._given_up.add(copy.stream.opaque)
         copy.stream.close()
-        self._forget(copy)
+        self._copies.forget(copy)
         self._added(copy, Status.KEY_NOT_FOUND)
-
-    def _forget(self, copy: _Copy) -> None:
-        self._copies.pop(copy.stream.opaque, None)
-        if self._fed.get(copy.vb.id) is copy:
-            del self._fed[copy.vb.id]
 
     # ------------------------------------------------------------------------------------------------- what goes out
 
@@ -507,13 +463,13 @@ class Consumer:
 
     def _acknowledge(self, now: float) -> None:
         due = self._acks.due(now)
-        if due and not self._closed:
+        if due and not self.is_leaving:
             self._send(BufferAck(opaque=self._next_opaque(), bytes_acked=due))
 
     def _next_opaque(self) -> Opaque:
         """Number streams, controls and acks in one row, as 4.1.2 does; in the wire's byte order, which it does not."""
         self._last_opaque = self._last_opaque % 0xFFFF_FFFF + 1
-        while self._last_opaque in self._copies:
+        while self._last_opaque in self._copies.by_opaque:
             self._last_opaque = self._last_opaque % 0xFFFF_FFFF + 1
         return Opaque(self._last_opaque)
 
@@ -536,7 +492,7 @@ class Consumer:
         yield "total_bytes_received", self.received_bytes
         yield "total_items_received", self.received_items
         yield "unacked_bytes", self._acks.unacked_bytes
-        for copy in self._copies.values():
+        for copy in self._copies:
             stream = copy.stream
             yield f"stream_{stream.vbucket}_state", str(stream.state)
             yield f"stream_{stream.vbucket}_opaque", stream.opaque
@@ -549,10 +505,10 @@ class Consumer:
         if self._closed:
             return
         self._closed = self.is_leaving = True
-        self._waits.clear()
-        for copy in list(self._copies.values()):
+        self._steps.clear()
+        for copy in self._copies:
             copy.stream.close()
-            self._forget(copy)
+            self._copies.forget(copy)
         self._bucket.state_watchers.remove(self._state_changed)
 
 

@@ -57,7 +57,7 @@ class Feed:
         self.has_gap = False
         """Whether deletions behind the cursor were purged: what is left would not tell the consumer of them."""
         self.awaits_disk = False
-        """Whether memory has too much for a snapshot, so that the next one comes from disk."""
+        """Whether the next snapshot comes from disk, once that has it: memory has too much, or not all."""
         self._backfill: Backfill | None = None
         self._records: list[bytes] = []
         self._next = 0
@@ -75,6 +75,8 @@ class Feed:
         The snapshot of a range whose changes are all purged has no records.
         """
         vb = self._vb
+        if self._flusher.stopped or self._bucket.trouble is not None:
+            self.awaits_disk = False
         if vb.whole_seqno <= cursor or (self.awaits_disk and vb.persisted_seqno <= cursor):
             return None
         records = None if self.disk_only or self.awaits_disk else vb.newer(cursor)
@@ -96,10 +98,10 @@ class Feed:
         return False
 
     def _open_disk(self, cursor: int) -> tuple[int, bool] | None:
-        self.awaits_disk = False
         self._backfill = backfill = self._bucket.disk.backfill(self._vb.id, cursor)
         self.has_gap = 0 < cursor < backfill.vbucket.purge_seqno and not self.ignores_purge
-        # What a replica has on disk in the middle of a large snapshot is no state to show.
+        # What a replica has on disk in the middle of a large snapshot is no state to show; its end comes with a flush.
+        self.awaits_disk = not backfill.is_whole and not self._vb.in_snapshot
         if self.has_gap or backfill.high_seqno <= cursor or not backfill.is_whole:
             self.close()
             return None

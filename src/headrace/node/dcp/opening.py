@@ -71,12 +71,15 @@ def open_connection(session: Session, request: Open) -> Done | None:
         older.leave("its name was opened again")
     end: DcpEnd
     if flags & OpenFlag.PRODUCER:
-        end = Producer(opened, line, name, flags, snappy=Feature.SNAPPY in session.features)
+        end = Producer(
+            opened, line, name, flags, snappy=Feature.SNAPPY in session.features, may_take_over=session.may(Role.ADMIN)
+        )
     else:
         end = Consumer(opened, line, name, session.now())
     session.end = end
     line.begin()
-    opened.ends[name] = session
+    session.ends = opened.ends
+    session.ends[name] = session
     if opened.chaos is not None:
         opened.chaos.meet(session)
     return answer(request, Done)

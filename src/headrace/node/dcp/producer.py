@@ -17,6 +17,7 @@ from headrace.node.dcp.frames import Framer, Shape
 from headrace.node.dcp.trouble import Trouble
 from headrace.node.dcp.turns import ServedStream, Turns
 from headrace.node.refused import Refused
+from headrace.node.users import Role
 from headrace.protocol.controls import Settings, control
 from headrace.protocol.flow import Window
 from headrace.protocol.liveness import Due, Liveness
@@ -73,7 +74,16 @@ class Producer:
 
     is_producer = True
 
-    def __init__(self, opened: OpenBucket, line: Line, name: str, flags: OpenFlag, *, snappy: bool) -> None:
+    def __init__(
+        self,
+        opened: OpenBucket,
+        line: Line,
+        name: str,
+        flags: OpenFlag,
+        *,
+        snappy: bool,
+        may_take_over: bool = True,
+    ) -> None:
         self.name = name
         self.flags = flags
         self.dialect = Dialect.DCP
@@ -86,6 +96,7 @@ class Producer:
         self._flusher = opened.flusher
         self._line = line
         self._snappy = snappy
+        self._may_take_over = may_take_over
         self._framer = Framer(self._shape())
         self._turns = Turns(self._bucket.seqnos)
         self._closed = False
@@ -144,6 +155,9 @@ class Producer:
 
     def _request(self, request: StreamRequest) -> None:
         """Open a stream, or say why not."""
+        if request.flags & StreamFlag.TAKEOVER and not self._may_take_over:
+            self._refuse(request, Status.NO_ACCESS, f"a takeover takes the role {Role.ADMIN}")
+            return
         is_upr = request.snapshot_start is None
         if is_upr != (self.dialect is Dialect.UPR):
             if self.streams:
@@ -287,8 +301,6 @@ class Producer:
         waiting: list[tuple[ServedStream, bool]] = []
         while turns and room > 0 and self.window.room > 0 and not self._closed:
             stream = turns.take()
-            if stream.phase is Phase.ENDED:
-                continue
             reads = stream.feed.reads_disk
             may_read = reads or backfills < BACKFILLS_MAX
             try:
@@ -425,7 +437,7 @@ class Producer:
 
     def _serve_again(self, stream: ServedStream) -> None:
         """A takeover ended before the consumer was told to be active: the vbucket is served here again."""
-        if stream.vb.state is State.DEAD:
+        if stream.vb.state is State.DEAD and self._bucket.vbuckets[stream.vbucket] is stream.vb:
             self._bucket.set_state(stream.vb, State.ACTIVE, Cause.TAKEOVER)
 
     def _forget(self, stream: ServedStream) -> None:
@@ -438,7 +450,8 @@ class Producer:
         stream = self.streams.get(vb.id)
         if stream is None or not transition.ends_streams:
             return
-        if stream.phase is Phase.STOPPING and vb.state is State.DEAD:
+        is_there = self._bucket.vbuckets[vb.id] is vb
+        if stream.phase is Phase.STOPPING and vb.state is State.DEAD and is_there:
             return
         self._end(stream, StreamEndReason.STATE_CHANGED)
         self._line.wake()

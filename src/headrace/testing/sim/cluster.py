@@ -123,6 +123,8 @@ class Cluster:
         self.pipes: list[Pipe] = []
         self.promises: dict[int, list[Place]] = {vb_id: [] for vb_id in range(vbuckets)}
         """What an owner told to be on disk, and no failover gave up."""
+        self.promoting: set[tuple[str, int]] = set()
+        """Copies that the manager makes owners by a failover."""
         self.busy: set[int] = set()
         """Vbuckets that are being failed over."""
 
@@ -272,11 +274,17 @@ class Cluster:
 
     async def _promote(self, vb_id: int, node: SimNode) -> None:
         """Make a copy the owner; what owners had told to be on disk, and it has not got, is given up here."""
-        vb = node.vb(vb_id)
-        if vb is not None and vb.state is not State.ACTIVE:
-            contains, place = self.world.model.contains, node.place_of(vb)
+        self.promoting.add((node.name, vb_id))
+        try:
+            await node.set_vbucket(vb_id, State.ACTIVE)
+        finally:
+            self.promoting.discard((node.name, vb_id))
+
+    def becomes_active(self, node: SimNode, vb_id: int, place: Place) -> None:
+        """A copy is about to be active, with what it has at a place."""
+        if (node.name, vb_id) in self.promoting:
+            contains = self.world.model.contains
             self.promises[vb_id] = [one for one in self.promises[vb_id] if contains(vb_id, place, one)]
-        await node.set_vbucket(vb_id, State.ACTIVE)
 
     # ------------------------------------------------------------------------------------------------------- takeovers
 
@@ -324,6 +332,16 @@ class Cluster:
                 pipe.stop(vb_id)
         if not (self.is_reachable(source) and self.is_reachable(target)):
             return
+        is_told = await self._take_over(vb_id, source, target)
+        if await self._resolved(vb_id, source, target) and is_told and self.world.rng.random() < 0.5:
+            self.busy.add(vb_id)
+            try:
+                await source.delete_vbucket(vb_id)
+            finally:
+                self.busy.discard(vb_id)
+
+    async def _take_over(self, vb_id: int, source: SimNode, target: SimNode) -> bool:
+        """Carry a takeover; True when it came to its end, so that the source knows that the target is the owner."""
         pipe = Pipe(self.world, source, target, moves=vb_id)
         self.pipes.append(pipe)
         try:
@@ -333,11 +351,12 @@ class Cluster:
                 if pipe.answers.get(answer, Status.SUCCESS) != Status.SUCCESS:
                     self.world.trace(f"the takeover of vb {vb_id} was refused: {pipe.answers[answer]:#x}")
                     break
+            is_told = pipe.is_open
         finally:
             pipe.break_off()
         while pipe.is_seen:
             await asyncio.sleep(LOOK_S)
-        await self._resolved(vb_id, source, target)
+        return is_told
 
     async def _resolved(self, vb_id: int, source: SimNode, target: SimNode) -> bool:
         """Find out who owns a vbucket and leave one owner; True when the target has it."""
@@ -346,6 +365,7 @@ class Cluster:
             self.world.trace(f"vb {vb_id} has moved to {target.name}")
             self.owner[vb_id] = target
             self.last_moves[vb_id] = self.moves.pop(vb_id)
+            self.deposed.discard((target.name, vb_id))
             return True
         if not (self.is_reachable(source) and self.is_reachable(target)):
             raise DownError(f"{source.name} or {target.name}")

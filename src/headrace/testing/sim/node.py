@@ -92,6 +92,8 @@ class SimBucket(Bucket):
     def set_state(self, vb: VBucket, state: State, cause: Cause) -> Transition:
         """Change a state. A vbucket that becomes active is a whole state, and has all that it had whole before."""
         before, was, whole = vb.state, vb.vbuuid, Place(vb.vbuuid, vb.whole_seqno)
+        if self.is_alive and state is State.ACTIVE and before is not State.ACTIVE:
+            self.node.world.cluster.becomes_active(self.node, vb.id, whole)
         change = super().set_state(vb, state, cause)
         if self.is_alive:
             self.node.world.trace(f"{self.node.name} vb {vb.id}: {before.name} -> {state.name} ({cause}) at {whole}")
@@ -100,7 +102,11 @@ class SimBucket(Bucket):
             if state is State.ACTIVE and before is not State.ACTIVE:
                 self.node.require_whole(vb, "its promotion")
                 self.node.require_in(vb, whole, "what it had whole before its promotion")
+                expected = self.node.expected.pop(vb.id, whole)
+                self.node.require_in(vb, expected, "what it had whole when its promotion was asked for")
             self.node.world.owners_changed()
+            if cause is Cause.TAKEOVER:
+                self.node.world.takes_over(vb.id)
         return change
 
     def adopt(self, vb: VBucket, log: FailoverLog) -> None:
@@ -195,6 +201,8 @@ class SimNode:
         self.starts = 0
         self.durable: dict[int, list[Place]] = defaultdict(list)
         """By vbucket: places that this node told to be on its disk, and that it was not rolled back behind."""
+        self.expected: dict[int, Place] = {}
+        """By vbucket: what a copy that is being promoted had whole before anything was done to it."""
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
     # ----------------------------------------------------------------------------------------------- its life
@@ -322,7 +330,13 @@ class SimNode:
         """The command of a manager."""
         request = SetVBucket(vbucket=VBucketId(vb_id), state=state)
         await asyncio.sleep(self.world.rng.random() * self.world.command_s)
-        await self.call(cast("Coroutine[Any, Any, Response]", vbuckets.set_vbucket(self.session(), request)))
+        session, vb = self.session(), self.vb(vb_id)
+        if vb is not None and state is State.ACTIVE and not self.flusher.rolls_back(vb):
+            self.expected[vb_id] = self.place_of(vb)
+        try:
+            await self.call(cast("Coroutine[Any, Any, Response]", vbuckets.set_vbucket(session, request)))
+        finally:
+            self.expected.pop(vb_id, None)
 
     async def delete_vbucket(self, vb_id: int) -> None:
         """The command of a manager."""

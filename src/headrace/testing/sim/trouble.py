@@ -29,11 +29,6 @@ async def make(world: World) -> None:
     rng = world.rng
     kinds = list(_KINDS)
     weights = [_KINDS[kind] * rng.choice((0, 0.3, 1, 1, 3)) for kind in kinds]
-    if rng.random() < 0.5:
-        weights[kinds.index(purge)] = 0
-    else:
-        for kind in (fail_over, move):
-            weights[kinds.index(kind)] = 0
     weights[kinds.index(write)] = max(1, weights[kinds.index(write)])
     drawn = ", ".join(f"{kind.__name__} {weight:g}" for kind, weight in zip(kinds, weights, strict=True))
     world.trace(f"seed {world.seed}: {drawn}")
@@ -166,28 +161,47 @@ def stop_persistence(world: World) -> None:
 
 
 def fail_over(world: World) -> None:
-    """The manager gives a vbucket to a copy."""
+    """The manager gives a vbucket to a copy; mostly where its owner is away or the copy in the middle of a snapshot."""
     rng, cluster = world.rng, world.cluster
-    vb_id = rng.choice(list(cluster.owner))
-    owner = cluster.owner[vb_id]
-    if cluster.is_reachable(owner) and rng.random() < 0.7:
-        return
     copies = [
-        node
+        (vb, node)
         for node in world.nodes
-        if node is not owner
-        and cluster.is_reachable(node)
-        and (vb := node.vb(vb_id)) is not None
-        and vb.state in {State.REPLICA, State.PENDING}
+        if cluster.is_reachable(node)
+        for vb in node.bucket.vbuckets
+        if vb is not None and node is not cluster.owner[vb.id] and vb.state in {State.REPLICA, State.PENDING}
     ]
-    if copies:
-        _later(world, cluster.fail_over(vb_id, rng.choice(copies)))
+    urgent = [(vb, node) for vb, node in copies if vb.in_snapshot or not cluster.is_reachable(cluster.owner[vb.id])]
+    if urgent or (copies and rng.random() < 0.3):
+        vb, node = rng.choice(urgent or copies)
+        _later(world, cluster.fail_over(vb.id, node))
 
 
 def move(world: World) -> None:
     """A vbucket is to change hands."""
     rng, cluster = world.rng, world.cluster
     cluster.move(rng.choice(list(cluster.owner)), rng.choice(world.nodes))
+
+
+def spoil_move(world: World, vb_id: int) -> None:
+    """While a vbucket changes hands, a node of it is killed, its line is cut or its mediator dies, in a moment."""
+    rng, cluster = world.rng, world.cluster
+    if vb_id not in cluster.moves:
+        return
+    node = rng.choice(cluster.moves[vb_id])
+    power, kind = rng.random() < 0.3, rng.randrange(4)
+
+    async def spoil() -> None:
+        await asyncio.sleep(rng.random() * rng.choice((0.0, 0.01, 0.1)))
+        if kind > 1 and node.is_up:
+            node.crash(power=power)
+        elif kind:
+            cluster.stop_mediator(vb_id)
+        else:
+            for pipe in cluster.pipes:
+                if pipe.moves == vb_id and pipe.is_open:
+                    pipe.break_off()
+
+    _later(world, spoil())
 
 
 def kill_mediator(world: World) -> None:
@@ -253,7 +267,7 @@ _KINDS: dict[Callable[[World], None], float] = {
     bad_disk: 0.4,
     stop_persistence: 0.3,
     fail_over: 2,
-    move: 3,
+    move: 5,
     kill_mediator: 1.5,
     rerun_mediator: 2,
     save_reader: 3,

@@ -87,6 +87,8 @@ class World:
         )
         self.command_s = rng.choice((0.0, 0.01, 1.0))
         """How long a command of the manager is on its way."""
+        self.spoiled_share = rng.choice((0.0, 0.1, 0.5))
+        """How many steps of takeovers are followed by trouble for them."""
         self._pace_s = rng.choice((0.0005, 0.01, 0.1))
         names = ["north", "east", "south"][: rng.randint(2, 3)]
         self.nodes = [SimNode(self, name, vbuckets=self.vbuckets, limits=limits) for name in names]
@@ -131,6 +133,11 @@ class World:
         """Somewhere a vbucket is in another state."""
         if hasattr(self, "cluster"):
             self.cluster.owners_changed()
+
+    def takes_over(self, vb_id: int) -> None:
+        """A vbucket has come a step further on its way from a node to another: a good moment for trouble."""
+        if not self.is_peace and self.rng.random() < self.spoiled_share:
+            trouble.spoil_move(self, vb_id)
 
     def promised(self, node: SimNode, vb_id: int, place: Place) -> None:
         """A client was told that something is on disk."""
