@@ -73,6 +73,7 @@ def test_a_takeover_takes_the_role_admin(tmp_path: Path):
     Users([User.create("reader", "secret-1", {Role.STREAM}, iterations=4096)]).save(path)
     with Node(vbuckets=8, users=path) as node, Talk(node) as talk:
         assert talk.log_in("reader", "secret-1").status == 0
+        assert talk.status(SelectBucket(name=b"default")) == 0
         Reader.open_on(talk)
         asked = StreamRequest(vbucket=VB, flags=StreamFlag.TAKEOVER, snapshot_start=Seqno(0), snapshot_end=Seqno(0))
         assert talk.status(asked) == Status.NO_ACCESS

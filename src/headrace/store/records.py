@@ -24,12 +24,17 @@ _HEADER = ">BBHBBHIIQ"
 _WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
-def _layout(message: type[Request], name: str) -> Layout:
-    return next(one for one in message.spec.layouts[Dialect.DCP] if one.name == name)
+def _layout(message: type[Request], name: str, dialect: Dialect = Dialect.DCP) -> Layout:
+    return next(one for one in message.spec.layouts[dialect] if one.name == name)
 
 
 def _struct(message: type[Request], layout: Layout) -> Struct:
     return Struct(_HEADER + "".join(_WIDTHS[message.spec.integer(name).size] for name in layout.extras))
+
+
+def head_of(message: type[Request], layout: str, dialect: Dialect = Dialect.DCP) -> Struct:
+    """Header and extras of a message in one of its layouts, field by field as the catalogue has them."""
+    return _struct(message, _layout(message, layout, dialect))
 
 
 _MUTATION = _layout(Mutation, "31 bytes")

@@ -158,9 +158,7 @@ class UndoIndex:
     def _read(self, vbucket: int) -> Boundary | None:
         """The key at the cursor, if it is one of this vbucket."""
         key = self._cursor.key()
-        return (
-            Boundary(*layout.UNDO.unpack(key)) if key[: layout.VBUCKET.size] == layout.VBUCKET.pack(vbucket) else None
-        )
+        return Boundary(*layout.UNDO.unpack(key)) if key.startswith(layout.VBUCKET.pack(vbucket)) else None
 
 
 def _parted(entry: bytes, places: Places) -> Iterator[bytes]:

@@ -27,10 +27,12 @@ from headrace.store.records import (
     OPCODE_AT,
     SEQNO_AT,
     Record,
+    head_of,
     unpack,
 )
-from headrace.wire import Dialect, deflate, encode, inflate
+from headrace.wire import Dialect, deflate, inflate
 from headrace.wire.catalogue import Deletion, Expiration, Mutation
+from headrace.wire.codes import Magic
 from headrace.wire.limits import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -45,6 +47,10 @@ log = logging.getLogger("headrace.node.dcp.frames")
 EXT_METADATA = bytes.fromhex("0102000100")
 """What servers append when `enable_ext_metadata` is on: version 1, one field (2), one byte long, 0 (capture 06d)."""
 COMPRESS_BYTES_MIN = 32
+CONVERTED_MAX = 256
+"""How many frames are made anew before it is the turn of others: each takes as long as thousands of copied bytes."""
+_ITEM, _ITEM_UPR = head_of(Mutation, "31 bytes"), head_of(Mutation, "30 bytes", Dialect.UPR)
+_REMOVAL, _DELETED_AT, _EXPIRED_AT = head_of(Deletion, "v1"), head_of(Deletion, "v2"), head_of(Expiration, "v2")
 _UINT32 = Struct(">I")
 _UINT64 = Struct(">Q")
 
@@ -83,6 +89,8 @@ class Framer:
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
         self.last_seqno = 0
+        self.converted = 0
+        """How many frames the last `take` made anew."""
         self._args = args = array("q", bytes(8 * ARGUMENTS))
         self._address = args.buffer_info()[0]
         args[A_DATATYPES] = shape.datatypes
@@ -90,14 +98,15 @@ class Framer:
         self._copies = shape.copies[0]
 
     def take(self, block: bytearray, at: int, budget: int, opaque: Opaque) -> tuple[list[memoryview | bytes], int, int]:
-        """Make frames of the records from a place on, until they have `budget` bytes or more.
+        """Make frames of the records from a place on, until they have `budget` bytes or more, or enough work was done.
 
         Gives the pieces to send, how many bytes they are, and where to go on. The block must not be changed after.
         """
         pieces: list[memoryview | bytes] = []
         size, end = 0, len(block)
         view = memoryview(block)
-        while at < end and size < budget:
+        self.converted = 0
+        while at < end and size < budget and self.converted < CONVERTED_MAX:
             start = at
             if self._copies:
                 at = self._patch(block, at, budget - size, opaque)
@@ -111,6 +120,7 @@ class Framer:
             piece = convert(record, self.shape, opaque)
             pieces.append(piece)
             size += len(piece)
+            self.converted += 1
         return pieces, size, at
 
     def _patch(self, block: bytearray, at: int, budget: int, opaque: int) -> int:
@@ -143,27 +153,30 @@ def convert(record: Record, shape: Shape, opaque: Opaque) -> bytes:
     """The frame of a record in a shape of its own."""
     value, datatype = _value(record, shape)
     meta = EXT_METADATA if shape.ext_metadata else b""
-    if record.live:
-        return encode(
-            Mutation(
-                opaque=opaque, cas=record.cas, datatype=datatype, vbucket=record.vbucket, by_seqno=record.seqno,
-                rev_seqno=record.rev_seqno, flags=record.flags, expiry=record.expiry,
-                nru=0 if shape.dialect is Dialect.DCP else None, key=record.key, value=value, meta=meta,
-            ),
-            shape.dialect,
-        )  # fmt: skip
-    tells_expiry = record.opcode == EXPIRED and shape.expiry_opcode
-    kind: type[Deletion | Expiration] = Expiration if tells_expiry else Deletion
-    # Metadata and a delete time exclude each other: they are two versions of the message.
-    timed = shape.delete_times and not meta and shape.dialect is Dialect.DCP
-    return encode(
-        kind(
-            opaque=opaque, cas=record.cas, datatype=datatype, vbucket=record.vbucket, by_seqno=record.seqno,
-            rev_seqno=record.rev_seqno, delete_time=record.delete_time if timed else None, key=record.key,
-            value=value, meta=meta,
-        ),
-        shape.dialect,
+    opcode, head, extras = _head(record, shape, len(meta))
+    key = record.key
+    extras_bytes = head.size - HEADER_BYTES
+    body_bytes = extras_bytes + len(key) + len(value) + len(meta)
+    packed = head.pack(
+        Magic.REQUEST, opcode, len(key), extras_bytes, datatype, record.vbucket, body_bytes, opaque, record.cas,
+        record.seqno, record.rev_seqno, *extras,
     )  # fmt: skip
+    return b"".join((packed, key, value, meta))
+
+
+def _head(record: Record, shape: Shape, meta_bytes: int) -> tuple[int, Struct, tuple[int, ...]]:
+    """Opcode, form and last extras of a frame; what stands before them is the same for all."""
+    if record.live:
+        item = (record.flags, record.expiry, 0, meta_bytes)
+        return (LIVE, _ITEM_UPR, item) if shape.dialect is Dialect.UPR else (LIVE, _ITEM, (*item, 0))
+    tells_expiry = record.opcode == EXPIRED and shape.expiry_opcode
+    opcode = EXPIRED if tells_expiry else DELETED
+    # Metadata and a delete time exclude each other: they are two versions of the message.
+    if not shape.delete_times or meta_bytes or shape.dialect is Dialect.UPR:
+        return opcode, _REMOVAL, (meta_bytes,)
+    return (
+        (opcode, _EXPIRED_AT, (record.delete_time,)) if tells_expiry else (opcode, _DELETED_AT, (record.delete_time, 0))
+    )
 
 
 def _value(record: Record, shape: Shape) -> tuple[bytes, int]:

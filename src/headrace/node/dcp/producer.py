@@ -59,7 +59,9 @@ log = logging.getLogger("headrace.node.dcp.producer")
 TURN_BYTES = {"low": 64 << 10, "medium": 256 << 10, "high": 512 << 10}
 """What a stream sends before it is the turn of others, by the priority of its connection."""
 PUMP_BYTES = 1 << 20
-"""What a connection sends before it is the turn of other connections."""
+"""What a connection sends, or reads to send less of it, before it is the turn of other connections."""
+CONVERTED_BYTES = 1024
+"""What a frame that is made anew counts as, beside its bytes: it takes about as long as to copy so many."""
 BACKFILLS_MAX = 8
 """How many streams of a connection read from disk at a time: each keeps a read transaction open."""
 _NOOP = DcpNoop.spec.opcodes[Dialect.DCP]
@@ -335,7 +337,7 @@ class Producer:
             self._make_ready(stream)
 
     def _serve(self, stream: ServedStream, budget: int, *, may_read_disk: bool) -> int:
-        """Send some of a stream; 0 when there is nothing to send now."""
+        """Send some of a stream; gives what that took, in bytes, and 0 when there is nothing to send now."""
         if not stream.sends:
             return 0
         sent = 0 if stream.in_snapshot else self._go_on(stream, may_read_disk=may_read_disk)
@@ -348,12 +350,12 @@ class Producer:
         pieces, size, at = self._framer.take(
             stream.feed.block, stream.feed.at, min(budget, self.window.room), stream.opaque
         )
-        stream.feed.at = at
+        read, stream.feed.at = at - stream.feed.at, at
         stream.sent(self._framer.last_seqno)
         self._send(b"".join(pieces) if len(pieces) > 1 else pieces[0])
         if stream.cursor >= stream.snapshot_end:
             stream.feed.close()  # a read transaction is not kept, nor asked again for the next snapshot
-        return sent + size
+        return sent + max(size, read) + CONVERTED_BYTES * self._framer.converted
 
     def _go_on(self, stream: ServedStream, *, may_read_disk: bool) -> int:
         """Between two snapshots: begin the next one, end the stream, or take the next step of a takeover."""
