@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headrace.ids import Cas, Opaque, Seqno, VBucketId
 from headrace.node.dcp import frames
 from headrace.node.dcp.frames import Framer, Shape
+from headrace.store import StoreError
 from headrace.store.records import DELETED, EXPIRED, LIVE, Record
 from headrace.wire import Dialect, Response, decode, deflate, join_xattrs
 from headrace.wire.catalogue import Deletion, Expiration, Mutation, Set, SetWithMeta, Touch
@@ -161,3 +162,23 @@ def test_compiled_as_plain(records: list[Record], shape: Shape, budget: int):
     plain._patch = plain._patch_plainly  # type: ignore[method-assign]
     assert _taken(compiled, records, budget) == _taken(plain, records, budget)
     assert compiled.last_seqno == plain.last_seqno == records[-1].seqno
+
+
+@pytest.mark.parametrize("spoiled", [{1: 0x42}, {8: 0xFF}, {11: 0}], ids=["opcode", "too long", "too short"])
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_damaged_record_is_told(spoiled: dict[int, int], is_compiled: bool):
+    """Nothing is written behind the block, and the stream learns that the disk is damaged."""
+    frames.load()
+    framer = Framer(Shape(delete_times=True, expiry_opcode=True))
+    if not is_compiled:
+        framer._patch = framer._patch_plainly  # type: ignore[method-assign]
+    whole = _record(LIVE, 1, b"v", 0).pack()
+    block = bytearray(whole + whole)
+    for at, byte in spoiled.items():
+        block[len(whole) + at] = byte
+    kept = bytes(block)
+    _, _, at = framer.take(block, 0, 1, Opaque(7))
+    assert at == len(whole)
+    with pytest.raises(StoreError, match="damaged"):
+        framer.take(block, at, 1000, Opaque(7))
+    assert block[at:] == kept[at:]

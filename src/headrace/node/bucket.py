@@ -80,6 +80,8 @@ class Bucket(Memory):
         """Called when what there is to flush should not wait for company; the flusher sets it."""
         self.change_watchers: set[Callable[[], None]] = set()
         """Called when items have changed: streams look then for what is new."""
+        self.backfills: set[object] = set()
+        """The streams that read from disk now."""
         self.state_watchers: list[Callable[[VBucket, Transition], None]] = []
         """Called when the state of a vbucket was set, when it was rolled back, and when it is gone."""
         kept = disk.vbuckets()

@@ -258,7 +258,7 @@ class Connection(asyncio.Protocol):
                 before = _ticked(opened)
                 at = serve(session, data, at)
                 # Nothing else runs while a block is served: what waits for the disk has grown by this client's changes.
-                wrote = opened if opened is not None and opened.bucket.dirty_bytes != before else None
+                wrote = opened if opened is not None and _unwritten(opened) != before else None
                 goes_on = self._answer(wrote) and not self._is_begun(data, at) and self._keeps_turn(turn_ends)
         except StoreError as error:  # a read that failed in the middle of a block: nobody knows what was answered
             self._leave("the disk cannot be read", str(error))
@@ -437,7 +437,11 @@ class Connection(asyncio.Protocol):
         """Make a writer wait for the disk."""
         if opened.bucket.waiting_bytes < self._services.limits.dirty_bytes_max or opened.bucket.trouble is not None:
             return False
-        if opened.flusher.stopped:
+        if self.session.end is not None and not self.session.end.is_producer:
+            # A replica's producer is not refused; it waits, unless there is nothing that the disk could be waited for.
+            if not opened.bucket.dirty_vbuckets and not opened.bucket.flushing_bytes:
+                return False
+        elif opened.flusher.stopped:
             opened.flusher.refuse_more()
             return False
         self._stall()
@@ -510,12 +514,17 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
 
+def _unwritten(opened: OpenBucket) -> int:
+    """What a bucket has in memory alone, but for what the writer has in hand."""
+    return opened.bucket.dirty_bytes + opened.bucket.partial_bytes
+
+
 def _ticked(opened: OpenBucket | None) -> int:
     """What waits for the disk in a bucket whose clock has just been looked at; no CAS: a touch takes no new one."""
     if opened is None:
         return 0
     opened.bucket.clock.tick()
-    return opened.bucket.dirty_bytes
+    return _unwritten(opened)
 
 
 def _spelled(name: object) -> str:

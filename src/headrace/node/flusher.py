@@ -189,8 +189,10 @@ class Flusher:
     # ------------------------------------------------------------------------------------------------------ to work
 
     def stop_persistence(self) -> None:
-        """Leave changes in memory."""
+        """Leave changes in memory. Who waits for them is told, but for those whose batch is under way."""
         self.stopped = True
+        self._refuse_waiters(StoreError("persistence is stopped"))
+        self._call_after()
 
     def refuse_more(self) -> None:
         """Memory is full, and nothing leaves it while persistence is stopped."""
@@ -275,6 +277,7 @@ class Flusher:
             if error is not None:
                 self._failed(batch, error)
                 return False
+            await self._see_what_is_written()
             self._done(batch, changes)
             self.items += sum(len(change.records) for change in changes)
         return True
@@ -304,9 +307,23 @@ class Flusher:
             change.vbucket in kept and kept[change.vbucket].high_seqno == change.now.high_seqno for change in changes
         )
 
+    async def _see_what_is_written(self) -> None:
+        """Have lookups see the batch that is on disk, however often it must be tried: memory is about to drop it."""
+        bucket = self.bucket
+        while True:
+            try:
+                bucket.disk.refresh()
+            except StoreError as error:
+                if self._closing:
+                    return
+                bucket.trouble = f"the disk cannot be read: {error}"
+                log.warning("the disk cannot be read; tried again", extra={"bucket": bucket.name, "why": str(error)})
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
     def _done(self, batch: list[VBucket], changes: list[Changes]) -> None:
         bucket = self.bucket
-        bucket.disk.refresh()
         keep_recent = bucket.recent_bytes + bucket.flushing_bytes <= bucket.limits.recent_bytes_max
         for vb, change in zip(batch, changes, strict=True):
             vb.persisted_seqno = max(vb.persisted_seqno, change.now.high_seqno)
@@ -351,6 +368,19 @@ class Flusher:
                 else:
                     waiter.set_exception(StoreError(str(error)))
         self._waiters = still
+        self._call_after()
+
+    def _refuse_waiters(self, error: StoreError) -> None:
+        """Tell those who wait for a batch that is not taken yet."""
+        still = []
+        for generation, waiter in self._waiters:
+            if generation <= self._taken:
+                still.append((generation, waiter))
+            elif not waiter.done():
+                waiter.set_exception(error)
+        self._waiters = still
+
+    def _call_after(self) -> None:
         callbacks, self.after = self.after, []
         loop = asyncio.get_running_loop()
         for callback in callbacks:

@@ -231,7 +231,9 @@ class Stream:
         assert self.state is StreamState.ASKED, f"a request from a stream that is {self.state}"
         self.last_seqno = position.seqno
         self.snapshot_start, self.snapshot_end = position.snapshot.start, position.snapshot.end
-        self.is_whole = position.seqno == position.snapshot.end
+        # With nothing of its snapshot, a copy stands between two: the one that was announced may never come, if its
+        # producer crashed, and the next marker must not be taken for a part of it.
+        self.is_whole = position.seqno in {position.snapshot.start, position.snapshot.end}
 
     def answered(self, answer: Response) -> Outcome:
         """Judge the answer to the request."""

@@ -24,6 +24,10 @@ MEMORY_SNAPSHOT_BYTES_MAX = 2 << 20
 """A larger snapshot is read from disk: in memory it would be kept for as long as the consumer takes."""
 BLOCK_BYTES = 256 << 10
 """What is read at a time."""
+DISK_BLOCK_BYTES_MIN = 16 << 10
+"""The least that is read from disk at a time, however little may be sent."""
+BACKFILLS_OF_BUCKET_MAX = 1024
+"""How many streams of a bucket read from disk at a time: half of what the store has room for."""
 RECORDS_AT_ONCE = 1024
 """How many records of memory are looked at for a block."""
 
@@ -44,6 +48,7 @@ class Feed:
         "disk_only",
         "has_gap",
         "ignores_purge",
+        "is_starved",
     )
 
     def __init__(
@@ -56,6 +61,8 @@ class Feed:
         self.ignores_purge = ignores_purge
         self.has_gap = False
         """Whether deletions behind the cursor were purged: what is left would not tell the consumer of them."""
+        self.is_starved = False
+        """Whether too many others read from the disk."""
         self.awaits_disk = False
         """Whether the next snapshot comes from disk, once that has it: memory has too much, or not all."""
         self._backfill: Backfill | None = None
@@ -85,6 +92,9 @@ class Feed:
             return (seqno_of(records[-1]), False) if records else None
         if vb.persisted_seqno <= cursor or not may_read_disk:
             return None
+        if len(self._bucket.backfills) >= BACKFILLS_OF_BUCKET_MAX:
+            self.is_starved = True
+            return None
         return self._open_disk(cursor)
 
     def _keeps(self, records: list[bytes]) -> bool:
@@ -98,7 +108,9 @@ class Feed:
         return False
 
     def _open_disk(self, cursor: int) -> tuple[int, bool] | None:
+        self.is_starved = False
         self._backfill = backfill = self._bucket.disk.backfill(self._vb.id, cursor)
+        self._bucket.backfills.add(self)
         self.has_gap = 0 < cursor < backfill.vbucket.purge_seqno and not self.ignores_purge
         # What a replica has on disk in the middle of a large snapshot is no state to show; its end comes with a flush.
         self.awaits_disk = not backfill.is_whole and not self._vb.in_snapshot
@@ -107,16 +119,19 @@ class Feed:
             return None
         return backfill.high_seqno, True
 
-    def fill(self) -> bool:
-        """Have a block to send from; False when the snapshot is at its end."""
+    def fill(self, bytes_wanted: int) -> bool:
+        """Have a block to send from; False when the snapshot is at its end.
+
+        No more than is wanted now: a consumer that stops reading leaves what was filled here.
+        """
         if self.at < len(self.block):
             return True
         self.at = 0
         if self._backfill is not None:
-            self.block = self._backfill.block(BLOCK_BYTES)
+            self.block = self._backfill.block(max(DISK_BLOCK_BYTES_MIN, min(bytes_wanted, BLOCK_BYTES)))
         else:
             records = self._records[self._next : self._next + RECORDS_AT_ONCE]
-            enough = bisect_left(list(accumulate(map(len, records))), BLOCK_BYTES) + 1
+            enough = bisect_left(list(accumulate(map(len, records))), min(bytes_wanted, BLOCK_BYTES)) + 1
             self.block = bytearray().join(records[:enough])
             self._next += min(enough, len(records))
         return bool(self.block)
@@ -126,5 +141,6 @@ class Feed:
         if self._backfill is not None:
             self._backfill.close()
             self._backfill = None
+            self._bucket.backfills.discard(self)
         self._records, self._next = [], 0
         self.block, self.at = bytearray(), 0

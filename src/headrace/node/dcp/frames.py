@@ -8,24 +8,29 @@ frame by frame.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import threading
 from array import array
 from dataclasses import dataclass
 from struct import Struct
+from struct import error as struct_error
 from typing import TYPE_CHECKING, Any
 
 from headrace.node.values import JSON, SNAPPY, XATTR, body_of
+from headrace.store import StoreError
 from headrace.store.records import (
     BODY_BYTES_AT,
     DATATYPE_AT,
     DELETED,
     EXPIRED,
+    KINDS,
     LIVE,
     OPAQUE_AT,
     OPCODE_AT,
     SEQNO_AT,
+    SEQNO_END,
     Record,
     head_of,
     unpack,
@@ -114,8 +119,7 @@ class Framer:
                     pieces.append(view[start:at])
                     size += at - start
                     continue
-            at = start + HEADER_BYTES + _UINT32.unpack_from(block, start + BODY_BYTES_AT)[0]
-            record = unpack(bytes(view[start:at]))
+            record, at = _record_at(view, start)
             self.last_seqno = record.seqno
             piece = convert(record, self.shape, opaque)
             pieces.append(piece)
@@ -141,12 +145,27 @@ class Framer:
         """The same without the compiled loop."""
         copies = dict(zip((LIVE, DELETED, EXPIRED), self.shape.copies, strict=True))
         refused = ~self.shape.datatypes & 0xFF
-        stop = at + budget
-        while at < len(block) and at < stop and copies[block[at + OPCODE_AT]] and not block[at + DATATYPE_AT] & refused:
+        stop, end = at + budget, len(block)
+        while at + SEQNO_END <= end and at < stop:
+            after = at + HEADER_BYTES + _UINT32.unpack_from(block, at + BODY_BYTES_AT)[0]
+            is_copied = copies.get(block[at + OPCODE_AT], False) and not block[at + DATATYPE_AT] & refused
+            if not is_copied or not at + SEQNO_END <= after <= end:
+                break
             _UINT32.pack_into(block, at + OPAQUE_AT, opaque)
             self.last_seqno = _UINT64.unpack_from(block, at + SEQNO_AT)[0]
-            at += HEADER_BYTES + _UINT32.unpack_from(block, at + BODY_BYTES_AT)[0]
+            at = after
         return at
+
+
+def _record_at(view: memoryview, start: int) -> tuple[Record, int]:
+    """The record at a place, and where it ends; what is none is a fault of the disk."""
+    end = start + HEADER_BYTES
+    if end <= len(view) and view[start + OPCODE_AT] in KINDS:
+        end += _UINT32.unpack_from(view, start + BODY_BYTES_AT)[0]
+        with contextlib.suppress(struct_error):
+            if end <= len(view):
+                return unpack(bytes(view[start:end])), end
+    raise StoreError("the store is damaged: what stands in the place of a record is none")
 
 
 def convert(record: Record, shape: Shape, opaque: Opaque) -> bytes:

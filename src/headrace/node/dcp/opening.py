@@ -39,6 +39,7 @@ from headrace.wire.catalogue import (
     SystemEvent,
 )
 from headrace.wire.codes import Feature, OpenFlag, Status
+from headrace.wire.limits import KEY_BYTES_MAX
 
 if TYPE_CHECKING:
     from headrace.node.dcp.ends import DcpEnd
@@ -56,7 +57,7 @@ def open_connection(session: Session, request: Open) -> Done | None:
         return None
     if request.datatype:
         session.close_after_reply = True
-    if request.datatype or not request.name:
+    if request.datatype or not 0 < len(request.name) <= KEY_BYTES_MAX:
         raise Refused(Status.INVALID, _INVALID)
     flags = OpenFlag(request.flags)
     needed = Role.STREAM if flags & OpenFlag.PRODUCER else Role.ADMIN

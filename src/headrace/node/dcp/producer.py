@@ -60,6 +60,10 @@ TURN_BYTES = {"low": 64 << 10, "medium": 256 << 10, "high": 512 << 10}
 """What a stream sends before it is the turn of others, by the priority of its connection."""
 PUMP_BYTES = 1 << 20
 """What a connection sends, or reads to send less of it, before it is the turn of other connections."""
+IDLE_S_MAX = 600.0
+"""How long a consumer may leave the middle of a snapshot alone: until then memory, or pages of the disk, are kept."""
+STARVED_S = 0.1
+"""When a stream looks again whether it may read from disk."""
 CONVERTED_BYTES = 1024
 """What a frame that is made anew counts as, beside its bytes: it takes about as long as to copy so many."""
 BACKFILLS_MAX = 8
@@ -102,6 +106,10 @@ class Producer:
         self._framer = Framer(self._shape())
         self._turns = Turns(self._bucket.seqnos)
         self._closed = False
+        self._moved_at: float | None = None
+        """When something was last sent, while a stream is in the middle of a snapshot."""
+        self._starved_until: float | None = None
+        """When streams look again whether the disk has room for them."""
         self.trouble: Trouble | None = None
         """What keeps the connection from running as it should, where a test has asked for it."""
         self._receivers: dict[type[Request], Callable[..., None]] = {
@@ -286,7 +294,12 @@ class Producer:
     @property
     def deadline(self) -> float | None:
         """When there is something to do though nothing has changed."""
-        due = self.liveness.deadline(streams=len(self.streams))
+        wanted = (
+            self.liveness.deadline(streams=len(self.streams)),
+            None if self._moved_at is None else self._moved_at + IDLE_S_MAX,
+            self._starved_until,
+        )
+        due = min((one for one in wanted if one is not None), default=None)
         return due if self.trouble is None else self.trouble.deadline(due)
 
     def pump(self, now: float) -> bool:
@@ -298,7 +311,7 @@ class Producer:
         for vb_id in turns.changed():
             turns.put(self.streams[vb_id])
         turn = TURN_BYTES[self.settings.priority]
-        room = min(self._line.room_bytes(), PUMP_BYTES)
+        room = pump_room = min(self._line.room_bytes(), PUMP_BYTES)
         backfills = turns.disk_readers
         waiting: list[tuple[ServedStream, bool]] = []
         while turns and room > 0 and self.window.room > 0 and not self._closed:
@@ -317,19 +330,32 @@ class Producer:
                 turns.put(stream)
             elif stream.sends:
                 waiting.append((stream, may_read))
-        self._rest(waiting)
+        self._rest(waiting, now)
+        self._look_at_progress(now, moved=room < pump_room)
         return bool(turns) and self.window.room > 0 and self._line.room_bytes() > 0 and not self._closed
 
-    def _rest(self, waiting: list[tuple[ServedStream, bool]]) -> None:
+    def _rest(self, waiting: list[tuple[ServedStream, bool]], now: float) -> None:
         """Streams that had nothing to send wait for a change; those that wait for their turn at the disk stay ready."""
+        self._starved_until = None
         for stream, might_read in waiting:
-            if not might_read and stream.vb.persisted_seqno > stream.cursor:
+            if stream.feed.is_starved:
+                self._starved_until = now + STARVED_S
+            elif not might_read and stream.vb.persisted_seqno > stream.cursor:
                 self._turns.put(stream)
                 continue
             self._turns.rest(stream)
             if stream.feed.awaits_disk and not stream.awaits_flush:
                 stream.awaits_flush = True
                 self._flusher.after.append(lambda stream=stream: self._look_again(stream))  # type: ignore[misc]
+
+    def _look_at_progress(self, now: float, *, moved: bool) -> None:
+        """End what a consumer has begun and left alone: it may ask again, from where it is."""
+        if moved or self._moved_at is None:
+            self._moved_at = now if self._turns.begun() else None
+        elif now >= self._moved_at + IDLE_S_MAX:
+            for stream in self._turns.begun():
+                self._end(stream, StreamEndReason.TOO_SLOW)
+            self._moved_at = None
 
     def _look_again(self, stream: ServedStream) -> None:
         stream.awaits_flush = False
@@ -343,7 +369,7 @@ class Producer:
         sent = 0 if stream.in_snapshot else self._go_on(stream, may_read_disk=may_read_disk)
         if not stream.in_snapshot or self.window.room <= 0:
             return sent
-        if not stream.feed.fill():
+        if not stream.feed.fill(min(budget, self.window.room)):
             stream.feed.close()
             stream.finish_snapshot()
             return max(sent, 1)

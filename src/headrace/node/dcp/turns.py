@@ -53,6 +53,10 @@ class Turns:
         """How many of the ready ones have a read transaction open."""
         return sum(stream.feed.reads_disk for stream in self._ready.values())
 
+    def begun(self) -> list[ServedStream]:
+        """The ready ones that are in the middle of a snapshot."""
+        return [stream for stream in self._ready.values() if stream.in_snapshot]
+
     def changed(self) -> list[int]:
         """The vbuckets of idle streams behind whose cursor there is something."""
         found: list[int] = np.nonzero(self._seqnos > self._idle_at)[0].tolist()

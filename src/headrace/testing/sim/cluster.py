@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from headrace.history import State
 from headrace.ids import Opaque, VBucketId
 from headrace.node.dcp.consumer import Consumer
-from headrace.node.dcp.producer import Producer
 from headrace.node.refused import Refused
 from headrace.store import StoreError
 from headrace.testing.link import Link
+from headrace.testing.sim.ends import Source
 from headrace.testing.sim.model import BrokenError, Place
 from headrace.testing.sim.node import DownError
 from headrace.wire import Dialect
@@ -49,7 +49,7 @@ class Pipe:
         self.name = f"{'copy' if moves is None else 'move'}-{source.name}-{target.name}-{world.number()}"
         self.link = Link(world.loop, world.child(), pace=world.pace(), names=(source.name, target.name))
         flags = OpenFlag.PRODUCER | world.rng.choice((OpenFlag(0), OpenFlag.INCLUDE_DELETE_TIMES))
-        self.producer = Producer(source.opened, self.link.a, self.name, flags, snappy=False)
+        self.producer = Source(source.opened, self.link.a, self.name, flags, snappy=False)
         self.consumer = Consumer(target.opened, self.link.b, self.name, world.loop.time())
         source.lines[self.link.a] = None
         target.lines[self.link.b] = None

@@ -21,6 +21,7 @@ from headrace.node.flusher import Flusher
 from headrace.node.pager import Pager
 from headrace.store.records import unpack
 from headrace.testing.sim.disk import Platter, SimDisk
+from headrace.testing.sim.ends import SimSession
 from headrace.testing.sim.model import BrokenError, Copy, Place, Shown
 from headrace.wire.catalogue import DeleteVBucket, GetFailoverLog, SetVBucket
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from headrace.node.limits import NodeLimits
     from headrace.node.session import Session
     from headrace.node.vbucket import VBucket
-    from headrace.store import VBucketRecord
+    from headrace.store import StoreError, VBucketRecord
     from headrace.store.records import Record
     from headrace.testing.link import MemoryLine
     from headrace.testing.sim.world import World
@@ -146,6 +147,16 @@ class SimFlusher(Flusher):
         await asyncio.sleep(self.slow_s * self._rng.random())
         return result
 
+    def roll_back(self, vb: VBucket, to: int, done: Callable[[int | StoreError], None]) -> None:
+        """Take a vbucket back: not above what is asked for, and to a state that it had."""
+
+        def checked(reached: int | StoreError) -> None:
+            if isinstance(reached, int) and (reached > to or vb.in_snapshot):
+                raise BrokenError(f"vbucket {vb.id} was to be rolled back to {to}, and is at {reached}")
+            done(reached)
+
+        super().roll_back(vb, to, checked)
+
     def rolls_back(self, vb: VBucket) -> bool:
         """Whether a vbucket is on its way back: until memory has heard of it, it tells what the disk had before."""
         return any(one is vb for one in self._rollbacks.values())
@@ -163,24 +174,6 @@ class SimPager(Pager):
         self._bucket = bucket
         self._flusher = flusher
         self._tasks = []
-
-
-class _Services:
-    sync_every_write = False
-
-
-class SimSession:
-    """What the handlers of commands want of a client."""
-
-    def __init__(self, opened: OpenBucket) -> None:
-        self.opened = opened
-        self.bucket = opened.bucket
-        self.services = _Services()
-        self.end = None
-        self.datatypes = 0
-        self.features: frozenset[int] = frozenset()
-        self.tells_seqno = True
-        self.said_hello = True
 
 
 class SimNode:

@@ -8,14 +8,14 @@ its copy must be a state that the vbucket had; on a rollback it goes back to the
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from headrace.history import Position, SnapshotRange
 from headrace.ids import Opaque, Seqno, VBucketId
-from headrace.node.dcp.producer import Producer
 from headrace.protocol.subscription import Phase, Subscription, branch_of
 from headrace.store.records import LIVE
 from headrace.testing.link import Link, Pace
+from headrace.testing.sim.ends import Served
 from headrace.testing.sim.model import BrokenError, Copy, Place, Shown
 from headrace.wire import Dialect, Response, encode
 from headrace.wire.catalogue import (
@@ -39,7 +39,6 @@ from headrace.wire.codes import OpenFlag, Status
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.testing.link import MemoryLine
     from headrace.testing.sim.node import SimNode
     from headrace.testing.sim.world import World
     from headrace.wire import Message
@@ -143,46 +142,6 @@ class Followed:
         self.wholes = {seqno: copy for seqno, copy in self.wholes.items() if seqno <= told.whole}
         self.last_seqno = self.snapshot_end = int(told.whole)
         return f"asked {told.asked.seqno}, told {told.to}, goes to {told.whole}: {told.because}"
-
-
-class Served:
-    """The end of a node that a reader talks to: its producer, and the one command that is not for the producer."""
-
-    is_producer = True
-
-    def __init__(self, node: SimNode, line: MemoryLine, name: str, flags: OpenFlag) -> None:
-        assert node.opened is not None
-        self.name = name
-        self.producer = Producer(node.opened, line, name, flags, snappy=False)
-        self._node = node
-        self._line = line
-
-    @property
-    def deadline(self) -> float | None:
-        """When the producer has to do something."""
-        return self.producer.deadline
-
-    def receive(self, message: Message, now: float) -> None:
-        """Take what the reader sent."""
-        if isinstance(message, GetFailoverLog):
-            if self._node.vb(message.vbucket) is None:
-                self._line.leave("the log of a vbucket that is not there was asked for")
-            else:
-                self._line.send(encode(self._node.failover_log(message)))
-        else:
-            self.producer.receive(message, now)
-
-    def pump(self, now: float) -> bool:
-        """Let the producer send."""
-        return self.producer.pump(now)
-
-    def stats(self) -> Iterator[tuple[str, object]]:
-        """What the producer tells."""
-        return self.producer.stats()
-
-    def close(self) -> None:
-        """The connection is gone."""
-        self.producer.close()
 
 
 class ReaderLink:
@@ -378,4 +337,4 @@ class Reader:
             link.ask(followed)
 
 
-__all__ = ["Reader", "Response", "cast"]
+__all__ = ["Reader"]

@@ -81,7 +81,7 @@ class World:
         rng = self.rng
         self.vbuckets = rng.randint(1, 4)
         limits = NodeLimits(
-            partial_bytes_max=rng.choice((8 << 20, 2000, 600, 1)),
+            partial_bytes_max=rng.choice((8 << 20, 1000, 300, 1)),
             recent_bytes_max=rng.choice((32 << 20, 3000, 1)),
             resident_bytes_max=rng.choice((256 << 20, 3000, 1)),
         )
