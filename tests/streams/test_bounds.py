@@ -19,6 +19,7 @@ from headrace.wire.catalogue import (
     CloseStream,
     DeleteVBucket,
     Done,
+    ErrorReply,
     Get,
     GetVBucket,
     SelectBucket,
@@ -26,6 +27,7 @@ from headrace.wire.catalogue import (
     SetVBucket,
     SetVBucketState,
     SnapshotMarker,
+    StreamEnd,
     StreamRequest,
 )
 from headrace.wire.codes import SnapshotFlag, Status, StreamFlag
@@ -153,6 +155,34 @@ def test_a_takeover_that_is_cut_leaves_the_source_active(node: Node, cut_in: str
             time.sleep(0.02)
         assert status == 0
     assert opened(node).bucket.vbucket(VB).vbuuid == before
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "state"),
+    [("close", State.DEAD), ("error to a marker", State.DEAD), ("cut", State.DEAD), ("refusal", State.ACTIVE)],
+)
+def test_behind_the_last_step_the_target_decides(node: Node, ended_by: str, state: State):
+    """Once the target was told to be active, only its refusal gives the vbucket back: there are never two owners."""
+    write(node, VB, ["a"])
+    with Reader(node, controls={"send_stream_end_on_client_close_stream": "true"}) as reader:
+        reader.begin(VB, flags=StreamFlag.TAKEOVER)
+        told: list[int] = []
+        while told != [State.PENDING, State.ACTIVE]:
+            message = reader.message()
+            if isinstance(message, SnapshotMarker) and (message.flags or 0) & SnapshotFlag.ACK:
+                accept(reader, _MARKER)
+            elif isinstance(message, SetVBucketState):
+                told.append(message.state)
+                if message.state == State.PENDING:
+                    accept(reader, _SET_STATE)
+        if ended_by == "close":
+            assert reader.status(CloseStream(vbucket=VB)) == 0
+        elif ended_by != "cut":
+            opcode = _MARKER if ended_by == "error to a marker" else _SET_STATE
+            reader.socket.sendall(encode(ErrorReply(opcode=opcode, opaque=Opaque(1003), status=Status.INVALID)))
+            assert isinstance(reader.message(), StreamEnd)
+    time.sleep(0.2)
+    assert opened(node).bucket.vbucket(VB).state is state
 
 
 def test_a_stream_of_a_replica_goes_on_behind_a_large_snapshot():

@@ -64,6 +64,10 @@ ROLLBACKS_MAX = 5
 """A producer that asks for more of them in a row will never agree."""
 
 
+SEQNO_KEPT_MAX = (1 << 63) - 1
+"""The largest seqno that a vbucket can be at: seqnos are kept as signed numbers. No real vbucket gets there."""
+
+
 class StreamState(StrEnum):
     """Where a stream is."""
 
@@ -272,7 +276,7 @@ class Stream:
         """Judge a snapshot marker; `snapshot_start` and `snapshot_end` say what is open after it."""
         if not self._step(Input.MARKER):
             return Verdict.NO_STREAM
-        if start > end:
+        if start > end or end > SEQNO_KEPT_MAX:
             return Verdict.INVALID
         if start < self.last_seqno and end <= self.last_seqno:
             return Verdict.OUT_OF_RANGE

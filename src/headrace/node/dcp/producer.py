@@ -258,7 +258,9 @@ class Producer:
         if stream is None:
             return
         if response.status != Status.SUCCESS:
-            self._end(stream, StreamEndReason.CLOSED)
+            # Only a refusal of "be active" itself says that the consumer is not.
+            refused = stream.phase is Phase.HANDED and response.opcode == _SET_STATE
+            self._end(stream, StreamEndReason.CLOSED, is_refused=refused)
         elif response.opcode == _MARKER:
             if stream.marker_acked():
                 self._make_ready(stream)
@@ -446,9 +448,9 @@ class Producer:
         self._turns.put(stream)
         self._line.wake()
 
-    def _end(self, stream: ServedStream, reason: StreamEndReason) -> int:
-        """End a stream and say so."""
-        held = stream.holds_vbucket or (stream.phase is Phase.HANDED and reason is StreamEndReason.CLOSED)
+    def _end(self, stream: ServedStream, reason: StreamEndReason, *, is_refused: bool = False) -> int:
+        """End a stream and say so. A vbucket that the consumer was told to serve is served here only if it refused."""
+        held = stream.holds_vbucket or is_refused
         self._forget(stream)
         sent = self._send(encode(stream.finish(reason)))
         if held:
