@@ -137,6 +137,7 @@ def test_upr_has_statuses_of_its_own():
         (b"[]", Status.INVALID),
         (b"{", Status.INVALID),
         (b"\xff", Status.INVALID),
+        (b"[" * 100_000, Status.INVALID),
     ],
 )
 def test_filters(value: bytes, expected: Status):

@@ -212,17 +212,23 @@ def sent_bytes(node: Node) -> list[int]:
 def test_a_large_tail_in_memory_goes_by_the_disk(node: Node, monkeypatch: pytest.MonkeyPatch):
     """More than a slow reader may hold is flushed first and read from there; without a disk, memory has to do."""
     monkeypatch.setattr(feed, "MEMORY_SNAPSHOT_BYTES_MAX", 50_000)
-    with Reader(node) as reader:
+    write(node, VB, [f"k{n}" for n in range(1000)], b"v" * 100)
+    with Reader(node) as reader, Talk(node) as talk:
         reader.begin(VB)
-        write(node, VB, [f"k{n}" for n in range(1000)], b"v" * 100)
-        found = [reader.message() for _ in range(1001)]
-        assert found[0].flags == SnapshotFlag.DISK  # type: ignore[attr-defined]
-        with Talk(node) as talk:
-            talk.ask(StopPersistence())
-            write(node, VB, [f"k{n}" for n in range(1000)], b"w" * 100)
-            found = [reader.message() for _ in range(1001)]
-            assert found[0].flags & SnapshotFlag.MEMORY  # type: ignore[attr-defined]
-            talk.ask(StartPersistence())
+        assert markers_until(reader, 1000) == {int(SnapshotFlag.DISK)}
+        talk.ask(StopPersistence())
+        write(node, VB, [f"k{n}" for n in range(1000)], b"w" * 100)
+        assert all(flags & SnapshotFlag.MEMORY for flags in markers_until(reader, 2000))
+        talk.ask(StartPersistence())
+
+
+def markers_until(reader: Reader, seqno: int) -> set[int]:
+    """The flags of the markers up to a change."""
+    flags: set[int] = set()
+    while not isinstance(message := reader.message(), ITEMS) or message.by_seqno < seqno:
+        if isinstance(message, SnapshotMarker):
+            flags.add(message.flags or 0)
+    return flags
 
 
 def test_closing_a_stream(node: Node):

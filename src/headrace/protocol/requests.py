@@ -139,8 +139,8 @@ def _filter(value: bytes) -> Declined | None:
         return None
     try:
         wanted = json.loads(value)
-    except ValueError:
-        return declined(Status.INVALID, "the filter is no JSON")
+    except (ValueError, RecursionError):
+        return declined(Status.INVALID, "the filter is no JSON, or too deep")
     if not isinstance(wanted, dict) or "sid" in wanted:
         return declined(Status.INVALID, "the filter is no object, or names a stream id that was not agreed on")
     if wanted.get("scope", _DEFAULT_ID) != _DEFAULT_ID:

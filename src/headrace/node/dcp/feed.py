@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from headrace.store.records import seqno_of
+from headrace.wire.limits import HEADER_BYTES
 
 if TYPE_CHECKING:
     from headrace.node.bucket import Bucket
@@ -82,6 +83,7 @@ class Feed:
         The snapshot of a range whose changes are all purged has no records.
         """
         vb = self._vb
+        self.is_starved = False
         if self._flusher.stopped or self._bucket.trouble is not None:
             self.awaits_disk = False
         if vb.whole_seqno <= cursor or (self.awaits_disk and vb.persisted_seqno <= cursor):
@@ -108,7 +110,6 @@ class Feed:
         return False
 
     def _open_disk(self, cursor: int) -> tuple[int, bool] | None:
-        self.is_starved = False
         self._backfill = backfill = self._bucket.disk.backfill(self._vb.id, cursor)
         self._bucket.backfills.add(self)
         self.has_gap = 0 < cursor < backfill.vbucket.purge_seqno and not self.ignores_purge
@@ -130,7 +131,8 @@ class Feed:
         if self._backfill is not None:
             self.block = self._backfill.block(max(DISK_BLOCK_BYTES_MIN, min(bytes_wanted, BLOCK_BYTES)))
         else:
-            records = self._records[self._next : self._next + RECORDS_AT_ONCE]
+            count = min(RECORDS_AT_ONCE, bytes_wanted // HEADER_BYTES + 1)
+            records = self._records[self._next : self._next + count]
             enough = bisect_left(list(accumulate(map(len, records))), min(bytes_wanted, BLOCK_BYTES)) + 1
             self.block = bytearray().join(records[:enough])
             self._next += min(enough, len(records))
