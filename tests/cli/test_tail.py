@@ -118,6 +118,17 @@ def test_a_saved_file_goes_on(node: LiveNode, tmp_path: Path):
     assert (again.exit_code, again.stdout) == (0, "")
 
 
+def test_what_cannot_be_printed_is_not_saved(node: LiveNode, tmp_path: Path):
+    """A full disk under standard output loses nothing: the next run shows it."""
+    file = tmp_path / "positions.json"
+    done = shell(
+        f"headrace tail --connect {node.connection_string} --from start --until-now --save {file} > /dev/full", tmp_path
+    )
+    assert done.returncode == 74
+    assert "No space left" in done.stderr
+    assert not file.exists()
+
+
 def test_a_rollback_is_a_line(node: LiveNode, tmp_path: Path):
     """What is gone is told, for people and for programs."""
     node.write(30)
@@ -141,11 +152,14 @@ def test_a_rollback_is_a_line(node: LiveNode, tmp_path: Path):
     [
         (["--vbuckets", "a"], "--vbuckets is a list as in 0,7,100-199"),
         (["--vbuckets", "1-99999"], "--vbuckets is a list"),
+        (["--vbuckets", "3-1"], "--vbuckets is a list"),
+        (["--tls-ca", "ca.pem"], "--tls-ca needs a couchbases:// address"),
         (["--vbuckets", "77", "--until-now"], "there is no vbucket 77"),
         (["--key", "("], "--key is no regular expression"),
         (["--event", "party"], "--event is one of mutation"),
         (["--from", "/nowhere/at/all"], "positions cannot be read from /nowhere/at/all"),
-        (["--until-now", "--save", "/nowhere/at/all"], "positions cannot be saved to /nowhere/at/all"),
+        (["--from", "start", "--save", "/nowhere/at/all"], "positions cannot be saved to /nowhere/at/all"),
+        (["--from", "start", "--save", "/dev/null"], "/dev/null: it is no regular file"),
         (["--password-env", "PW"], "a password needs --username"),
         (["--collection", "beer"], "a collection is scope.collection"),
     ],
@@ -167,11 +181,13 @@ def test_a_file_that_is_none(node: LiveNode, tmp_path: Path):
         assert str(file) in done.stderr
 
 
-def test_no_server():
-    """The exit code tells that nobody answers."""
-    done = run("tail", "--connect", f"couchbase://127.0.0.1:{free_port()}")
+def test_no_server(tmp_path: Path):
+    """The exit code tells that nobody answers; no file tells the next run to begin at the start."""
+    file = tmp_path / "positions.json"
+    done = run("tail", "--connect", f"couchbase://127.0.0.1:{free_port()}", "--save", file)
     assert done.exit_code == 69
     assert "cannot connect" in done.stderr
+    assert not file.exists()
 
 
 def line_of(process: "subprocess.Popen[bytes]") -> bytes:

@@ -206,6 +206,53 @@ def test_a_vbucket_moves_to_another_node():
     assert [(each.vbucket, each.reason, each.finished) for each in ended] == [(0, "state changed", False)]
 
 
+def test_the_last_vbucket_leaves_a_node_that_is_slow_to_tell():
+    """Its map is not waited for once nothing is left to read there."""
+    cluster = filled(vbuckets=2, nodes=2)
+    shell = Shell(cluster)
+    shell.run(until=lambda: _has(shell, 22))
+    cluster.answers = {w.GetClusterConfig: lambda connection, _request: [] if connection.node == 0 else None}
+    cluster.move(0, 1)
+    cluster.vbuckets[0].add("after")
+    shell.run(until=lambda: _has(shell, 23), seconds=5)
+
+
+def test_a_node_that_owns_everything_goes_away():
+    """The other seed is asked, stays connected, and tells who owns it now."""
+    cluster = filled(vbuckets=1, nodes=2)
+    shell = Shell(cluster, connection=f"couchbase://{cluster.nodes[0]},{cluster.nodes[1]}")
+    shell.run(until=lambda: _has(shell, 11))
+    cluster.down.add(0)
+    shell.lose(next(iter(shell.peers)), "the connection broke")
+    shell.run(until=lambda: shell.now > 10)
+    assert len(cluster.asked(w.Open)) == 2
+    cluster.move(0, 1)
+    cluster.vbuckets[0].add("after")
+    shell.run(until=lambda: _has(shell, 12), seconds=20)
+
+
+def test_only_the_owner_says_where_now_is():
+    """A copy that thinks that it is active shortens nothing."""
+    cluster = filled(vbuckets=1, nodes=2)
+    cluster.vbuckets[0].replicas = (1,)
+    refused: list[Message] = []
+
+    def seqnos(connection: Any, request: Any) -> list[Message] | None:
+        rows = (w.VBucketSeqno(0, Seqno(4)), w.VBucketSeqno(9, Seqno(4)))
+        return [connection._reply(request, w.Seqnos, seqnos=rows)] if connection.node else None
+
+    def stream(connection: Any, request: Any) -> list[Message] | None:
+        if refused:
+            return None
+        refused.append(request)
+        return [connection.refuse(request, Status.TEMPORARY_FAILURE)]
+
+    cluster.answers = {w.GetAllVBSeqnos: seqnos, w.StreamRequest: stream}
+    shell = Shell(cluster, until="now", mitigate_rollbacks=True)
+    shell.run()
+    assert shell.of(0) == cluster.vbuckets[0].changes
+
+
 def test_a_node_that_still_streams_what_it_gave_away():
     """Servers before the flag for it stream dead vbuckets; so a newer map is read before a stream is asked for."""
     cluster = filled(vbuckets=1, nodes=2)
@@ -473,6 +520,40 @@ def test_a_silent_server_is_asked_and_then_given_up():
     assert heard + 40 <= shell.now < heard + 42
 
 
+def test_a_server_that_owes_the_answer_to_a_stream_request():
+    """Signs of life do not make up for it: the connection is made anew, and at last the reader gives up."""
+    cluster = filled(vbuckets=1)
+    cluster.answers = {w.StreamRequest: lambda _connection, _request: []}
+    shell = Shell(cluster, give_up_s=60.0, timeout_s=10.0)
+    shell.run(until=lambda: len(cluster.asked(w.Open)) == 2)
+    assert shell.now == pytest.approx(10.0, abs=0.5)
+    shell.run()
+    assert "cannot be read for 60 s" in str(shell.follower.failure)
+    assert "no answer within 10 s to a request" in str(shell.follower.failure)
+
+
+def test_a_server_that_owes_the_failover_log_of_a_rollback():
+    """It is asked anew, and answers then."""
+    cluster = filled(vbuckets=1)
+    shell = Shell(cluster, timeout_s=10.0)
+    shell.run(until=lambda: _has(shell, 11))
+    cluster.answers = {w.GetFailoverLog: lambda *_: [] if len(cluster.asked(w.GetFailoverLog)) == 1 else None}
+    crash(shell, 0, after=6)
+    shell.run(until=lambda: any(isinstance(each, RolledBack) for each in shell.events))
+    assert shell.now < 20
+
+
+def test_an_answer_that_waits_behind_changes():
+    """A user who takes his time keeps the connection: what counts is whether a later answer came before."""
+    cluster = filled(vbuckets=1)
+    shell = Shell(cluster, timeout_s=10.0)
+    shell.piece_bytes = 20
+    shell.run(until=lambda: bool(cluster.asked(w.StreamRequest)))
+    shell.now += 60
+    shell.run(until=lambda: _has(shell, 11))
+    assert len(cluster.asked(w.Open)) == 1
+
+
 def test_a_server_that_takes_too_long_to_open():
     """An opening that stands still ends after `timeout_s`."""
     cluster = filled(vbuckets=1)
@@ -575,6 +656,21 @@ def test_changes_out_of_order_are_refused():
     assert "127.0.0.1:10000: vbucket 0: seqno 2 came after 2" in str(shell.follower.failure)
 
 
+def test_a_seqno_past_what_columns_hold():
+    """It is the server's fault, and no crash."""
+    cluster = filled(vbuckets=1)
+    row = w.VBucketSeqno(0, Seqno(2**63))
+    cluster.answers = {
+        w.GetAllVBSeqnos: lambda connection, request: [connection._reply(request, w.Seqnos, seqnos=(row,))],
+        w.StreamRequest: lambda connection, request: [
+            connection._reply(request, w.FailoverLog, entries=connection._log(0))
+        ],
+    }
+    shell = Shell(cluster, start="now")
+    shell.run()
+    assert "past what columns hold" in str(shell.follower.failure)
+
+
 def test_messages_that_no_reader_is_sent():
     """An unknown or misplaced message ends it with what came: it might be a change that is lost otherwise."""
     for message in (w.SetVBucketState(state=1), w.Done(opcode=0x0A, opaque=Opaque(0x1234))):
@@ -589,7 +685,7 @@ def test_messages_that_no_reader_is_sent():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"vbuckets": (0, 9)}, "there is no vbucket 9: bucket default has 4"),
+        ({"vbuckets": (0, 9)}, "there is no vbucket 9: bucket default has 0 to 3"),
         ({"until": {0: 5}}, "no end was given for vbucket 1"),
         ({"start": Positions(bucket="other")}, "the positions are of bucket other"),
     ],
@@ -663,6 +759,18 @@ def test_every_copy_has_to_have_them():
     assert sorted(shell.rows) == whole(cluster)
 
 
+def test_a_copy_that_stays_away():
+    """What waits for it is not waited for in silence."""
+    cluster = filled(vbuckets=1, nodes=2)
+    cluster.vbuckets[0].replicas = (1,)
+    cluster.down.add(1)
+    shell = Shell(cluster, mitigate_rollbacks=True, until="now", give_up_s=60.0)
+    shell.run()
+    assert f"vbucket 0 has waited 60 s for its copy at {cluster.nodes[1]}" in str(shell.follower.failure)
+    assert shell.of(0) == []
+    assert 60 <= shell.now < 70
+
+
 def test_what_was_never_handed_on_is_not_rolled_back():
     """A crash takes away what waited; the reader's user sees the history that holds, and no rollback."""
     cluster = filled(vbuckets=1)
@@ -678,6 +786,26 @@ def test_what_was_never_handed_on_is_not_rolled_back():
     shell.run(until=lambda: bool(shell.of(0)) and shell.of(0)[-1][1] == b"instead")
     assert shell.of(0) == cluster.vbuckets[0].changes
     assert not [each for each in shell.events if isinstance(each, RolledBack)]
+
+
+def test_what_was_handed_on_and_not_taken_is_rolled_back():
+    """A user who is busy has got changes that a crash takes away: the rollback comes behind them."""
+    cluster = filled(vbuckets=1, items=2)
+    cluster.vbuckets[0].snapshot_size = 1
+    shell = Shell(cluster, mitigate_rollbacks=True)
+    shell.run(until=lambda: _has(shell, 3))
+    shell.takes = False
+    cluster.vbuckets[0].add("x", "y")
+    shell.run(until=lambda: any(isinstance(each, Batch) and each.rows.num_rows for each in shell.follower.events))
+    crash(shell, 0, after=3)
+    cluster.vbuckets[0].add("instead")
+    shell.run(until=lambda: len(cluster.asked(w.StreamRequest)) == 3)
+    shell.takes = True
+    shell.run(until=lambda: shell.of(0)[-1][1] == b"instead")
+    assert [each[0] for each in shell.of(0)] == [1, 2, 3, 4, 5, 4]
+    (rolled_back,) = [each for each in shell.events if isinstance(each, RolledBack)]
+    assert rolled_back.whole == 3
+    assert shell.follower.positions.vbuckets[VBucketId(0)].seqno == 4
 
 
 def test_what_waits_is_bounded_by_the_window():

@@ -1,6 +1,7 @@
 """The parts of a reader, one by one: maps, positions, what waits, what is sifted."""
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,11 @@ def test_an_old_map_has_a_list_of_servers():
         (config(vBucketServerMap={"serverList": ["a:1"], "vBucketMap": [[7]]}), "a node that is not listed"),
         (config(vBucketServerMap={"serverList": ["a:1"], "vBucketMap": ["x"]}), "cannot be read"),
         (config(nodesExt=[{}]), "cannot be read"),
+        (b"[" * 200_000, "is not JSON"),
+        (config(rev=float("inf")), "cannot be read"),
+        (config(nodesExt=[{"services": {"kv": 99999999}}]), "cannot be read"),
+        (config(nodesExt=[{"services": {"kv": 1}, "hostname": "a" * 80}]), "no name of a host"),
+        (config(nodesExt=[{"services": {"kv": 1}, "hostname": "a\0b"}]), "no address"),
     ],
 )
 def test_a_map_that_is_none(text: bytes, words: str):
@@ -134,6 +140,7 @@ def test_positions_are_the_same_after_a_file(tmp_path: Path):
     [
         ("{", "not JSON"),
         ("[]", "no headrace_positions"),
+        ("[" * 200_000, "not JSON"),
         ('{"headrace_positions": 2}', "version 2"),
         ('{"headrace_positions": 1, "bucket": 1, "vbuckets": {}}', "without a bucket"),
         ('{"headrace_positions": 1, "bucket": "b", "vbuckets": {"x": {}}}', "vbucket 'x'"),
@@ -157,6 +164,20 @@ def test_positions_that_cannot_be_written(tmp_path: Path):
     assert [each.name for each in tmp_path.iterdir()] == ["folder"]
     with pytest.raises(PositionsError, match="cannot be read"):
         Positions.load(tmp_path / "folder")
+
+
+def test_positions_replace_files_only(tmp_path: Path):
+    """A link stays one, and what is no file stays what it is: nobody wants to lose /dev/null."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for act in (Positions(bucket="b").save, Positions.check_path):
+        with pytest.raises(PositionsError, match="it is no regular file"):
+            act(tmp_path / "pipe")
+    Positions.check_path(tmp_path / "link")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "pipe"]
+    Positions(bucket="b").save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert Positions.load(tmp_path / "file").bucket == "b"
 
 
 def test_a_rollback_error_travels():

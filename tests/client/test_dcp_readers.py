@@ -2,16 +2,19 @@
 
 import asyncio
 import pickle
+import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 
 from headrace.client import (
+    Address,
     AsyncBatchReader,
     AsyncChangeReader,
     AuthFailedError,
@@ -29,10 +32,12 @@ from headrace.client import (
     StreamEnded,
     StreamStarted,
 )
+from headrace.client.events import Batch
 from headrace.columns import schema
 from headrace.node.users import ITERATIONS_MIN, Role, User, Users
 from headrace.testing.live import LiveNode
-from headrace.wire.catalogue import StreamRequest
+from headrace.wire.catalogue import Control, StreamRequest
+from headrace.wire.codes import Status
 from tests.certificates import certificate
 from tests.client.fake_dcp import FakeCluster, served
 from tests.processes import start_node
@@ -236,6 +241,72 @@ def test_a_name_with_several_addresses(read: Read):
     with served(filled()) as cluster:
         options = ChangeOptions(connection=f"couchbase://localhost:{cluster.nodes[0].port}")
         assert len(changes(read(options, until="now"))) == 32
+
+
+@pytest.mark.parametrize("first", ["2001:db8::1", "192.0.2.1"])
+def test_an_address_that_does_not_answer(read: Read, first: str, monkeypatch: pytest.MonkeyPatch):
+    """Where a name's first address has no route, or is silent, the next one serves."""
+    with served(filled()) as cluster:
+        port = cluster.nodes[0].port
+        found = socket.getaddrinfo(first, port, type=socket.SOCK_STREAM)
+        found += socket.getaddrinfo("127.0.0.1", port, type=socket.SOCK_STREAM)
+        known = socket.getaddrinfo
+
+        def looked_up(host: str, *more: Any, **options: Any) -> list[Any]:
+            return list(found) if host == "dual.example" else known(host, *more, **options)
+
+        monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+        cluster.nodes[0] = Address(host="dual.example", port=port)
+        options = ChangeOptions(connection=f"couchbase://dual.example:{port}", timeout_s=2.0)
+        assert len(changes(read(options, until="now"))) == 32
+
+
+def test_a_name_that_cannot_be_looked_up(read: Read):
+    """It is told as every other server that does not answer."""
+    with pytest.raises(ConnectionLostError, match="cannot connect"):
+        read(ChangeOptions(connection=f"couchbase://{'a' * 80}.example"))
+
+
+def test_a_handshake_that_stands_still_costs_nothing():
+    """While a server says nothing, the reader sleeps."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        options = ChangeOptions(connection=f"couchbases://127.0.0.1:{silent.getsockname()[1]}", timeout_s=1.0)
+        with BatchReader(options) as reader:
+            with (
+                patch.object(reader, "_turn", wraps=reader._turn) as turn,
+                pytest.raises(ConnectionLostError, match="no answer within 1 s to open"),
+            ):
+                reader.next_batch()
+            assert turn.call_count < 20
+
+
+def test_tls_where_there_is_none(read: Read):
+    """The words say what is wrong, not only what OpenSSL thinks of it."""
+    with LiveNode(vbuckets=1) as node, pytest.raises(ConnectionLostError, match="no TLS is spoken there"):
+        read(ChangeOptions(connection=f"couchbases://{node.host}:{node.port}"))
+
+
+def test_a_server_without_a_window_fills_no_memory():
+    """In a loop that takes nothing, what piles up is bounded, and it goes on when somebody takes it."""
+    cluster = FakeCluster(1)
+    cluster.vbuckets[0].add(*(f"{number:01000}" for number in range(2000)))
+    cluster.answers = {Control: lambda connection, request: [connection.refuse(request, Status.INVALID)]}
+
+    async def slowly(options: ChangeOptions) -> tuple[int, int]:
+        async with AsyncBatchReader(options, until="now") as reader:
+            assert await reader.next_batch() is not None
+            await asyncio.sleep(0.5)
+            waiting = sum(each.flow_bytes for each in reader._follower.events if isinstance(each, Batch))
+            count = 0
+            async for batch in reader:
+                count += batch.num_rows
+            return waiting, count
+
+    with served(cluster):
+        options = at(cluster, window_bytes=65536, buffer_bytes=65536)
+        waiting, count = asyncio.run(asyncio.wait_for(slowly(options), WAIT_S))
+    assert waiting < 300_000
+    assert count > 1500
 
 
 def test_options_travel():

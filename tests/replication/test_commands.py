@@ -6,12 +6,14 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headrace.cli.connect import EXIT_REFUSED, EXIT_UNREACHABLE, CommandError
 from headrace.cli.explain import EXIT_PROBLEMS
+from headrace.cli.output import EXIT_OUTPUT
 from headrace.cli.pair import EXIT_NOT_DONE, read_vbuckets
 from headrace.history import State
 from headrace.node import Node
@@ -24,7 +26,6 @@ from tests.replication.nodes import dump, eventually, is_equal, server_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 CLOSED = "127.0.0.1:1"
 
@@ -161,6 +162,22 @@ def test_failover(pair: tuple[Server, Server]):
     assert "vbucket 0 is active at" in both.stderr
     with Vbuckets(pair[1]) as vbuckets:
         assert vbuckets.state(0) is State.ACTIVE
+
+
+@pytest.mark.parametrize("command", ["failover", "move"])
+def test_output_that_breaks_stops_no_work(pair: tuple[Server, Server], command: str):
+    """A full disk behind standard output is told at the end, when the vbuckets have their owner."""
+    if command == "failover":
+        assert run("replicate", *ends(pair), "--once").exit_code == 0
+        arguments = ["failover", "--connect", str(pair[1]), "--vbucket", "0-1"]
+    else:
+        arguments = ["move", *ends(pair), "--vbucket", "1"]
+    with Path("/dev/full").open("wb") as full:
+        command_line = [sys.executable, "-m", "headrace", *arguments, "--output", "json"]
+        done = subprocess.run(command_line, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert done.returncode == EXIT_OUTPUT, done.stderr
+    with Vbuckets(pair[1]) as vbuckets:
+        assert vbuckets.state(1) is State.ACTIVE
 
 
 def test_failover_of_nothing(pair: tuple[Server, Server]):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.history import Cause, State
 from headrace.ids import Cas, Opaque, Seqno, VBucketId, VbUuid
+from headrace.node.dcp.consumer import GIVEN_UP_MAX
 from headrace.protocol.consumer import ACK_S, BUFFER_BYTES, NOOP_INTERVAL_S
 from headrace.store.records import DELETED, EXPIRED, LIVE, unpack
 from headrace.wire import Dialect, Message, encode
@@ -385,6 +386,17 @@ def test_closed_before_it_was_answered():
     assert (line.take(), line.left) == ([], None)
     say(consumer, accepted((0xA1, 0)))
     assert line.left
+
+
+def test_given_up_again_and_again():
+    """A producer that answers none of many requests is left: each is remembered until it does."""
+    consumer, line = World(STATES).consumer()
+    pair = (AddStream(vbucket=VB, opaque=Opaque(6)), CloseStream(vbucket=VB, opaque=Opaque(7)))
+    for _ in range(GIVEN_UP_MAX):
+        say(consumer, *pair)
+    assert line.left is None
+    say(consumer, *pair)
+    assert "were given up" in str(line.left)
 
 
 def test_rolled_back_by_another():

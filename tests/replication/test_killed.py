@@ -111,9 +111,10 @@ def finish(process: subprocess.Popen[str]) -> int:
 
 def move_for_sure(source: Server, target: Server) -> None:
     """Run the command until it is done, as a person would."""
-    codes = []
+    codes: list[tuple[int, str]] = []
     for _ in range(5):
-        mover = command("move", "--vbucket", str(VB), source=source, target=target)
+        forced = ["--force"] if codes and "--force gives it back" in codes[-1][1] else []
+        mover = command("move", "--vbucket", str(VB), *forced, source=source, target=target)
         said = mover.communicate(timeout=RUN_S)[1]
         codes.append((mover.returncode, said))
         if mover.returncode == 0:

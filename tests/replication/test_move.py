@@ -195,6 +195,21 @@ def test_to_itself(pair: tuple[Server, Server]):
         Move(pair[0], pair[0], VB).run(never)
 
 
+def test_to_itself_by_another_name(pair: tuple[Server, Server]):
+    """Nor to where it was, under whatever name: nothing that was given up comes back."""
+    source, target = pair
+    Move(source, target, VB).run(never)
+    with pytest.raises(RefusedError, match="itself"):
+        Move(source, server_at("localhost", source.address.port), VB).run(never)
+    assert states(source, target) == (State.DEAD, State.ACTIVE)
+
+
+def test_other_numbers_of_vbuckets(pair: tuple[Server, Server]):
+    """A key would have another vbucket there."""
+    with Node(vbuckets=4) as other, pytest.raises(RefusedError, match="another vbucket"):
+        Move(pair[0], server_at(other.host, other.port), VB).run(never)
+
+
 def test_another_copies_it(pair: tuple[Server, Server]):
     """While a replication feeds the vbucket, a move says so and changes nothing."""
     source, target = pair
@@ -217,8 +232,8 @@ def test_another_moves_it(pair: tuple[Server, Server], monkeypatch: pytest.Monke
 # -- what was left half done
 
 
-@pytest.mark.parametrize("at_target", [State.PENDING, State.DEAD])
-def test_left_between_two_owners(pair: tuple[Server, Server], at_target: State):
+@pytest.mark.parametrize(("at_target", "force"), [(State.PENDING, False), (State.DEAD, True)])
+def test_left_between_two_owners(pair: tuple[Server, Server], at_target: State, force: bool):
     """A run that was killed after the source gave up is resolved by the next one, which then moves."""
     source, target = pair
     fill(source)
@@ -227,9 +242,23 @@ def test_left_between_two_owners(pair: tuple[Server, Server], at_target: State):
         one.set_state(VB, State.DEAD)
         two.set_state(VB, at_target)
     told: list[Step] = []
-    Move(source, target, VB, tell=lambda step, _: told.append(step)).run(never)
+    Move(source, target, VB, force=force, tell=lambda step, _: told.append(step)).run(never)
     assert Step.RESOLVED in told
     assert states(source, target) == (State.DEAD, State.ACTIVE)
+
+
+def test_a_finished_move_is_not_done_again(pair: tuple[Server, Server]):
+    """Where the vbucket went on to a third server, the first command run again makes no second owner."""
+    source, target = pair
+    fill(source)
+    with Node(vbuckets=2) as node:
+        third = server_at(node.host, node.port)
+        Move(source, target, VB).run(never)
+        Move(target, third, VB).run(never)
+        with pytest.raises(RefusedError, match="if no third server owns it, --force"):
+            Move(source, target, VB).run(never)
+        assert states(source, target) == (State.DEAD, State.DEAD)
+        assert states(third, third)[0] is State.ACTIVE
 
 
 class CutMove(Move):

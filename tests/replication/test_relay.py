@@ -142,7 +142,7 @@ def test_down(joined: Joined):
     joined.producer.outer.send(b"".join(frames))
     joined.carry()
     assert joined.consumer.said() == b"".join(frame for frame in frames if frame != CLOSED)
-    assert joined.told.events == [("marked", 3, 7), ("state", 3, 3), ("ended", 3, 2)]
+    assert joined.told.events == [("marked", 3, 0, 7), ("state", 3, 3), ("ended", 3, 2)]
     assert joined.relay.items == 2
 
 

@@ -10,7 +10,7 @@ from headrace.client import NotFoundError
 from headrace.history import State
 from headrace.node import Node
 from headrace.pipelines.failover import promote
-from headrace.pipelines.replicate import Event, RefusedError, Replication
+from headrace.pipelines.replicate import Event, RefusedError, Replication, Streams
 from headrace.pipelines.servers import Server, Vbuckets
 from headrace.wire.catalogue import Flush
 from tests.replication.nodes import copy_once, dump, eventually, is_equal, replicating, server_at
@@ -194,12 +194,26 @@ def test_refusals(pair: tuple[Server, Server]):
         Replication(source, target, vbuckets=[9]).run(lambda: False)
     with Node(vbuckets=8) as other, pytest.raises(RefusedError, match="another vbucket"):
         Replication(source, server_at(other.host, other.port)).run(lambda: False)
+    with pytest.raises(RefusedError, match="itself"):
+        Replication(source, server_at("localhost", source.address.port)).run(lambda: False)
     with target.connect() as node:
         node.set(b"mine", b"x")
     with pytest.raises(RefusedError, match="would be lost"):
         Replication(source, target).run(lambda: False)
     with Vbuckets(target) as two:
         assert [two.state(vb) for vb in ALL] == [State.ACTIVE] * VBUCKETS
+
+
+def test_a_snapshot_that_grows():
+    """The goal is reached at the end of the snapshot that holds it, wherever that is in the end."""
+    streams = Streams({0: 50})
+    streams.running.add(0)
+    streams.marked(0, 0, 40)
+    streams.marked(0, 41, 100)
+    streams.marked(0, 61, 130)
+    streams.marked(0, 131, 200)
+    assert not streams.reached(0, 129)
+    assert streams.reached(0, 130)
 
 
 def test_a_large_backlog(pair: tuple[Server, Server]):

@@ -13,6 +13,7 @@ from headrace.cli import node as command
 from headrace.cli.output import EXIT_OUTPUT
 from headrace.node import NodeLimits, commands, http, limits, rest, tls  # noqa: F401 - commands enters the handlers
 from headrace.node.commands.session import VERSION
+from headrace.node.dcp.opening import stream_message
 from headrace.node.dispatch import HANDLERS, Handler, Who
 from headrace.node.sasl import MECHANISMS
 from headrace.node.services import OPEN_PASSWORD, OPEN_USER
@@ -51,7 +52,11 @@ NOT_SERVED = {
     "create_checkpoint": _CHECKPOINTS,
     "deregister_tap_client": "TAP is not served yet",
 }
-NEEDS = dict.fromkeys(("create_bucket", "delete_bucket"), "`admin` in every bucket")
+NEEDS = {
+    **dict.fromkeys(("create_bucket", "delete_bucket"), "`admin` in every bucket"),
+    "open": "`stream` to produce, `admin` to consume",
+    "stream_request": "`admin` for a takeover",
+}
 """What a handler checks for itself."""
 FEATURES = {
     Feature.TCP_NODELAY: "agreed on; every connection has it",
@@ -162,7 +167,9 @@ def _opcode_link(spec: Spec) -> str:
 
 def _command_row(spec: Spec, handler: Handler) -> list[str]:
     needs = f"`{handler.needs}`" if isinstance(handler.needs, Role) else NEEDS.get(spec.name, _who(handler.needs))
-    sentence = cleandoc(handler.serve.__doc__ or "").split("\n\n", maxsplit=1)[0]
+    # Messages of streams share a handler, and say by themselves what they are for.
+    told = spec.sentence if handler.serve is stream_message else handler.serve.__doc__ or ""
+    sentence = cleandoc(told).split("\n\n", maxsplit=1)[0]
     return [_opcode_link(spec), title(spec), needs, "yes" if handler.bucket else "no", sentence]
 
 

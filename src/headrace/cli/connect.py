@@ -180,6 +180,26 @@ def put(data: bytes) -> None:
         raise OutputError(f"standard output cannot be written: {os.strerror(error.errno or 0)}") from None
 
 
+class LateOutput:
+    """Standard output for work that must not stop in the middle: what could not be written is told when it is done."""
+
+    def __init__(self) -> None:
+        self._failure: BrokenPipeError | OutputError | None = None
+
+    def put(self, data: bytes) -> None:
+        """Write, unless writing has failed before."""
+        if self._failure is None:
+            try:
+                put(data)
+            except (BrokenPipeError, OutputError) as error:
+                self._failure = error
+
+    def check(self) -> None:
+        """Raise what writing failed with."""
+        if self._failure is not None:
+            raise self._failure
+
+
 @contextmanager
 def exits(command: str) -> Iterator[None]:
     """Turn what a command could not do into a sentence on standard error and an exit code."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.connect import EXIT_REFUSED, Target, connected, exits, put
+from headrace.cli.connect import EXIT_REFUSED, LateOutput, Target, connected, exits
 from headrace.cli.items import FormatOption, epilog
 from headrace.cli.output import OutputFormat, say
 from headrace.cli.pair import read_vbuckets, server_of
@@ -44,6 +44,7 @@ def failover(
     from headrace.pipelines.replicate import RefusedError  # noqa: PLC0415
 
     refused = 0
+    written = LateOutput()
     with exits("failover"):
         server = server_of(target)
         for vb in read_vbuckets(vbucket):
@@ -53,11 +54,12 @@ def failover(
                 say(f"headrace failover: {error}")
                 refused += 1
             else:
-                _tell(promotion, str(server), output)
+                _tell(promotion, str(server), output, written)
+        written.check()
     raise typer.Exit(EXIT_REFUSED if refused else 0)
 
 
-def _tell(promotion: "Promotion", server: str, output: OutputFormat) -> None:
+def _tell(promotion: "Promotion", server: str, output: OutputFormat, written: LateOutput) -> None:
     if promotion.is_first_copy_lost:
         say(f"warning: the first copy of vbucket {promotion.vbucket} was unfinished; it begins empty")
     elif promotion.dropped:
@@ -74,7 +76,7 @@ def _tell(promotion: "Promotion", server: str, output: OutputFormat) -> None:
             "seqno": promotion.seqno,
             "dropped_seqnos": promotion.dropped,
         }
-        put(json.dumps(told).encode() + b"\n")
+        written.put(json.dumps(told).encode() + b"\n")
         return
     say(
         f"vbucket {promotion.vbucket} is active at {server}, branch {promotion.vbuuid} "

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.connect import EXIT_REFUSED, EXIT_UNREACHABLE, exits, put
+from headrace.cli.connect import EXIT_REFUSED, EXIT_UNREACHABLE, LateOutput, exits
 from headrace.cli.explain import EXIT_INTERRUPTED
 from headrace.cli.items import FormatOption, epilog
 from headrace.cli.output import OutputFormat, say
@@ -34,7 +34,9 @@ def move(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Also when the second server owns a vbucket of that number with changes of its own."
+            "--force",
+            help="Also when the second server owns a vbucket of that number with changes of its own, and when the "
+            "vbucket is dead at both and no third server owns it.",
         ),
     ] = False,
     output: FormatOption = OutputFormat.TEXT,
@@ -58,9 +60,11 @@ def _run(pair: Pair, vbucket: int, *, force: bool, output: OutputFormat) -> int:
     from headrace.pipelines.move import Move, NotMovedError, UnresolvedError  # noqa: PLC0415 - see connect.py
     from headrace.pipelines.replicate import RefusedError  # noqa: PLC0415
 
+    written = LateOutput()
+
     def tell(step: "Step", text: str) -> None:
         if output is OutputFormat.JSON:
-            put(json.dumps({"event": step, "text": text}).encode() + b"\n")
+            written.put(json.dumps({"event": step, "text": text}).encode() + b"\n")
         else:
             say(f"{step}: {text}")
 
@@ -77,11 +81,12 @@ def _run(pair: Pair, vbucket: int, *, force: bool, output: OutputFormat) -> int:
         except NotMovedError as error:
             say(f"headrace move: {error}")
             return EXIT_INTERRUPTED if stop() else EXIT_NOT_DONE
-    _sum_up(moved, str(source), str(target), output)
+    _sum_up(moved, str(source), str(target), output, written)
+    written.check()
     return 0
 
 
-def _sum_up(moved: "Moved", source: str, target: str, output: OutputFormat) -> None:
+def _sum_up(moved: "Moved", source: str, target: str, output: OutputFormat, written: LateOutput) -> None:
     if output is OutputFormat.JSON:
         told = {
             "event": "ended",
@@ -96,7 +101,7 @@ def _sum_up(moved: "Moved", source: str, target: str, output: OutputFormat) -> N
             "vbuuid": moved.vbuuid,
             "seqno": moved.seqno,
         }
-        put(json.dumps(told).encode() + b"\n")
+        written.put(json.dumps(told).encode() + b"\n")
     elif moved.already:
         say(f"nothing was to be done: {target} owned vbucket {moved.vbucket} already")
     else:

@@ -17,6 +17,7 @@ from headrace.cli.connect import CommandError, Target, connected, exits, put
 from headrace.cli.explain import EXIT_FINE, EXIT_INTERRUPTED
 from headrace.cli.items import FormatOption, epilog
 from headrace.cli.output import OutputFormat, say
+from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace.client import Change, ChangeReader, Positions
@@ -139,6 +140,8 @@ def _reader(
 ) -> "ChangeReader":
     from headrace.client import ChangeOptions, ChangeReader, Positions  # noqa: PLC0415 - explain needs none of it
 
+    if target.tls_ca is not None and not target.connect.startswith("couchbases://"):
+        raise CommandError("--tls-ca needs a couchbases:// address")
     options = ChangeOptions(
         connection=target.connect,
         bucket=target.bucket,
@@ -179,11 +182,15 @@ class _Tail:
         self._shown = 0
         self._saved_at = self._told_at = time.monotonic()
         self._told = 0
+        self._torn = False
+        """Whether lines were given to standard output that may not have gone out."""
         self._status = _Status()
 
     def run(self) -> int:
         """Print until there is an end to it; give the exit code."""
         code = EXIT_FINE
+        if self._save is not None:
+            self._reader.positions.check_path(self._save)
         with self._reader as reader, _signals() as signals:
             try:
                 while not reader.is_done:
@@ -202,7 +209,8 @@ class _Tail:
             finally:
                 self._status.clear()
                 failed = sys.exc_info()[0]
-                if failed is None or not issubclass(failed, BrokenPipeError):
+                # What was taken and not printed must be shown again: only the reader's own errors leave nothing so.
+                if not self._torn and (failed is None or issubclass(failed, HeadraceError)):
                     self._write()
                     self._keep(reader.positions)
         return code
@@ -230,7 +238,9 @@ class _Tail:
         if self._lines:
             self._status.clear()
             lines, self._lines, self._bytes = self._lines, [], 0
+            self._torn = True
             put(b"".join(lines))
+            self._torn = False
 
     def _now_and_then(self) -> None:
         now = time.monotonic()
@@ -244,7 +254,8 @@ class _Tail:
             self._status.show(f"{self._shown} changes, {rate:.0f}/s")
 
     def _keep(self, positions: "Positions") -> None:
-        if self._save is not None:
+        # Without a vbucket, no server told yet what there is: such a file would mean the beginning, not now.
+        if self._save is not None and positions.vbuckets:
             positions.save(self._save)
 
 
@@ -317,7 +328,8 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
     found: list[int] = []
     for part in text.split(","):
         range_of = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
-        if range_of is None or int(range_of[2] or range_of[1]) > _VBUCKET_MAX:
+        first, last = (int(range_of[1]), int(range_of[2] or range_of[1])) if range_of is not None else (1, 0)
+        if not first <= last <= _VBUCKET_MAX:
             raise CommandError(f"--vbuckets is a list as in 0,7,100-199, not {text!r}")
-        found.extend(range(int(range_of[1]), int(range_of[2] or range_of[1]) + 1))
+        found.extend(range(first, last + 1))
     return tuple(found)

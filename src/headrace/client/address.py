@@ -11,6 +11,7 @@ PORT, TLS_PORT = 11210, 11207
 """Couchbase's own ports, without and with TLS."""
 
 _PORTS = 65535
+_HOST_SHOWN = 80
 _SCHEMES = {"couchbase": False, "couchbases": True}
 _HOST = re.compile(r"[^\s/?#@,\[\]:]+")
 
@@ -42,6 +43,17 @@ class Address:
         tls = _SCHEMES.get(scheme, False)
         host, port = _split(text, rest.removesuffix("/") if separator else rest)
         return cls(host=host, port=port if port is not None else TLS_PORT if tls else PORT, tls=tls)
+
+    @classmethod
+    def checked(cls, host: str, port: int, *, tls: bool) -> Address:
+        """Make an address of what a server tells, which may be no name that can be looked up."""
+        try:
+            host.encode("idna")  # as sockets do; it refuses labels that are empty or too long
+        except UnicodeError:
+            raise AddressError(f"{host[:_HOST_SHOWN]!r}: no name of a host") from None
+        if not host.isprintable() or not 0 < port <= _PORTS:
+            raise AddressError(f"{host[:_HOST_SHOWN]!r}, port {port}: no address")
+        return cls(host=host, port=port, tls=tls)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

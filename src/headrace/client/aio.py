@@ -1,7 +1,7 @@
 """Readers for an event loop: asyncio's transports around the same `Follower` that the blocking readers have.
 
-Bytes are taken in, and signs of life are answered, whether or not somebody waits for a change: the window alone bounds
-what piles up, since what was not taken is not acknowledged.
+Bytes are taken in, and signs of life are answered, whether or not somebody waits for a change: the window bounds what
+piles up, since what was not taken is not acknowledged. Where a server keeps to no window, the socket is not read on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from headrace.client.changes import each_change
-from headrace.client.errors import ConnectionLostError
+from headrace.client.errors import ConnectionLostError, told_of
 from headrace.client.events import Batch, RolledBack
 from headrace.client.follower import Follower
 from headrace.client.link import Link, LinkState
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from headrace.client.positions import Positions
 
 
+_NEXT_ADDRESS_S = 0.25
+"""After so long without an answer, the next address of a name is tried beside the one before, as RFC 8305 has it."""
+
+
 class _Protocol(asyncio.BufferedProtocol):
     """The transport of one link."""
 
@@ -41,6 +45,19 @@ class _Protocol(asyncio.BufferedProtocol):
         self._received = received
         self._broken = broken
         self.transport: asyncio.Transport | None = None
+        self._is_paused = False
+
+    def pace(self, untaken_bytes_max: int) -> None:
+        """Receive no more while too much was not taken."""
+        pauses = self._link.untaken_bytes > untaken_bytes_max
+        if self.transport is None or pauses == self._is_paused or self.transport.is_closing():
+            return
+        self._is_paused = pauses
+        self._link.hold(held=pauses)
+        if pauses:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -70,6 +87,8 @@ class AsyncReader:
         self._plan = Plan(start, until)
         self._made: Follower | None = None
         self._tls = self.options.tls()
+        # A server that keeps to its window sends one message past it at most.
+        self._untaken_bytes_max = 2 * max(self.options.window_bytes, self.options.buffer_bytes)
         self._lines: dict[Link, _Protocol] = {}
         self._connecting: dict[Link, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
@@ -179,6 +198,8 @@ class AsyncReader:
             link = follower.nodes.to_connect.pop()
             self._connecting[link] = loop.create_task(self._connect(link))
         for link, line in self._lines.items():
+            if not self.options.mitigate_rollbacks:  # else the answers that let changes go would not be heard
+                line.pace(self._untaken_bytes_max)
             if link.out and line.transport is not None:
                 line.transport.write(bytes(link.out))
                 link.out.clear()
@@ -199,10 +220,11 @@ class AsyncReader:
                 address.port,
                 ssl=self._tls,
                 server_hostname=address.host if self._tls is not None else None,
+                happy_eyeballs_delay=_NEXT_ADDRESS_S,
             )
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the second is of names that cannot be looked up
             self._connecting.pop(link, None)
-            lost = ConnectionLostError(f"{address}: cannot connect: {error.strerror or error}")
+            lost = ConnectionLostError(f"{address}: cannot connect: {told_of(error)}")
             self._follower.lost(link, lost, loop.time())
             self._move()
             return

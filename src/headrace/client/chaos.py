@@ -48,7 +48,7 @@ def make_trouble(connection: KvConnection, name: str, arguments: Mapping[str, ob
     try:
         told = json.loads(reply.value) if isinstance(reply, Text) else None
         effects: list[Effect] = told["effects"] if isinstance(told, dict) else _none(asked)
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, RecursionError):
         _none(asked)
     return effects
 

@@ -32,11 +32,11 @@ class ClusterMap:
         """Read a config that came from a node."""
         try:
             document: Any = json.loads(config)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ServerAnswerError(f"{dialled}: its cluster config is not JSON") from None
         try:
             return cls._of(document, dialled)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, AddressError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, AddressError) as error:
             told = f"{type(error).__name__}: {error}"
             raise ServerAnswerError(f"{dialled}: its cluster config cannot be read ({told})") from None
 
@@ -94,18 +94,18 @@ class ClusterMap:
 def _extended(node: dict[str, Any], dialled: Address) -> Address:
     services = node["services"]
     host = node.get("hostname") or dialled.host
-    return Address(
-        host=dialled.host if host == _HOST else str(host).strip("[]"),
-        port=int(services["kvSSL" if dialled.tls else "kv"]),
-        tls=dialled.tls,
-    )
+    return _address(str(host), services["kvSSL" if dialled.tls else "kv"], dialled)
 
 
 def _listed(server: str, dialled: Address) -> Address:
     host, _, port = server.rpartition(":")
     if dialled.tls:
         raise ServerAnswerError(f"{dialled}: its cluster config names no TLS port for {server}")
-    return Address(host=dialled.host if host == _HOST else host.strip("[]"), port=int(port))
+    return _address(host, port, dialled)
+
+
+def _address(host: str, port: str | int, dialled: Address) -> Address:
+    return Address.checked(dialled.host if host == _HOST else host.strip("[]"), int(port), tls=dialled.tls)
 
 
 __all__ = ["ClusterMap"]

@@ -13,6 +13,7 @@ from headrace.errors import HeadraceError
 from headrace.wire.codes import Status
 
 _TEXT_CHARACTERS_MAX = 200
+_NO_TLS = ("UNEXPECTED_EOF_WHILE_READING", "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 
 
 class ClientError(HeadraceError):
@@ -186,3 +187,11 @@ def error_of(asked: str, status: int, value: bytes = b"") -> StatusError:
         text = value.decode(errors="replace").strip().strip("\0")[:_TEXT_CHARACTERS_MAX]
         text = "".join(c if c.isprintable() else "\ufffd" for c in text)  # it goes to terminals
     return _BY_STATUS.get(status, StatusError)(asked, status, text)
+
+
+def told_of(error: OSError | UnicodeError) -> str:
+    """Say in words why a socket failed, or the search for a name."""
+    # `reason` is of ssl's own errors; it is not imported for those who need none. asyncio says nothing at all then.
+    if getattr(error, "reason", None) in _NO_TLS or not str(error):
+        return f"no TLS is spoken there, or it broke off; couchbase:// is without TLS ({error!r})"
+    return getattr(error, "strerror", None) or str(error)

@@ -257,7 +257,7 @@ class Follower:
             return
         self._knows_ends.discard(link)
         asked = GetAllVBSeqnos(state=VBucketState.ACTIVE)
-        link.ask(asked, lambda reply: self._seqnos_answered(link, reply))
+        link.ask(asked, lambda reply: self._seqnos_answered(link, reply), now=self._now)
 
     def _seqnos_answered(self, link: Link, reply: Response) -> None:
         cluster = self.nodes.cluster
@@ -266,11 +266,13 @@ class Follower:
         self._knows_ends.add(link)
         for row in reply.seqnos:
             vbucket = VBucketId(row.vbucket)
+            if vbucket >= len(cluster.copies) or cluster.node_of(vbucket) != link.address:
+                continue  # a node that was its owner once, or that knows of no other node, may think that it still is
             if vbucket in self._subscriptions:
                 # The end may be gone since: a failover takes away what was not on disk. What is left is the end then.
                 if self._plan.until_now and self._subscriptions[vbucket].phase is Phase.WAITING:
                     self._subscriptions[vbucket].bound(row.seqno)
-            elif vbucket in self._unplanned and cluster.node_of(vbucket) == link.address:
+            elif vbucket in self._unplanned:
                 self._plan_with(link, vbucket, row.seqno)
 
     def _plan_with(self, link: Link, vbucket: VBucketId, high: Seqno) -> None:
@@ -325,6 +327,7 @@ class Follower:
             subscription.request(opaque, flags=StreamFlag.ACTIVE_ONLY, stream_filter=link.stream_filter),
             lambda reply: self._stream_answered(link, subscription, reply),
             opaque=opaque,
+            now=self._now,
         )
 
     def _stream_answered(self, link: Link, subscription: Subscription, reply: Response) -> None:
@@ -448,6 +451,11 @@ class Follower:
                     f"{stuck[0].vbucket} after seqno {stuck[0].progress.seqno}{told}"
                 )
             )
+        elif self._observer is not None:
+            away = [each for each in self._observer.away.items() if self._now > each[1][0] + limit]
+            for vbucket, (_, node) in away[:1]:
+                waits = f"vbucket {vbucket} has waited {limit:g} s for its copy at {node}, which has to have what is"
+                self._fail(ConnectionLostError(f"{waits} given out on disk (mitigate_rollbacks){told}"))
 
 
 __all__ = ["Follower", "RollbackError"]

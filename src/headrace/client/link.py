@@ -120,12 +120,17 @@ class Link:
         self._buffer = bytearray(options.buffer_bytes)
         self._filled = 0
         self._steps: Generator[Ask, Any, ClusterMap] = self._open()
-        self._waiting: dict[int, Callable[[Response], None]] = {}
+        self._waiting: dict[int, tuple[float, Callable[[Response], None]]] = {}
+        """What is to be done with the answer to each request, and when it was asked, the oldest first."""
         self._opaque = 0
         self._window_bytes = 0
         self._unacked_bytes = 0
+        self.untaken_bytes = 0
+        """What was handed to the owner, and not worked off."""
+        self._is_held = False
         self._heard_at = now
         self._probed_at: float | None = None
+        self._probing = False
         self._began_at = now
         self._now = now
 
@@ -158,18 +163,40 @@ class Link:
             return self._began_at + self._options.timeout_s
         if self._probed_at is not None:
             return self._probed_at + self._options.timeout_s
-        return self._heard_at + self._options.idle_s
+        times = [self._heard_at + self._options.idle_s]
+        if self._waiting and not self._probing and not self._is_held:
+            times.append(next(iter(self._waiting.values()))[0] + self._options.timeout_s)
+        return min(times)
 
     def tick(self, now: float) -> None:
-        """Ask an idle server for a sign of life; raise when a server takes too long."""
+        """Ask a server that is idle, or owes an answer, for a sign of life; raise when a server takes too long."""
         self._now = now
+        if self._is_held:
+            self._heard_at = now
         if now < self.deadline:
             return
         if self.state is not LinkState.READY or self._probed_at is not None:
             what = "to open" if self.state is not LinkState.READY else "as a sign of life"
             raise ConnectionLostError(f"{self.address}: no answer within {self._options.timeout_s:g} s {what}")
         self._probed_at = now
-        self.ask(Noop(), lambda _: None)
+        self._probing = True
+        oldest = next(iter(self._waiting), None)
+        self.ask(Noop(), lambda _: self._sign_of_life(oldest))
+
+    def _sign_of_life(self, oldest: int | None) -> None:
+        """Servers answer in order. What was asked long before the sign of life, and has no answer, gets none.
+
+        The clock alone would not do: an answer may wait behind changes that nobody takes for a while.
+        """
+        self._probing = False
+        timeout_s = self._options.timeout_s
+        if oldest in self._waiting and self._now >= self._waiting[oldest][0] + timeout_s:
+            raise ConnectionLostError(f"{self.address}: no answer within {timeout_s:g} s to a request")
+
+    def hold(self, *, held: bool) -> None:
+        """Nothing is received for a while, or again: then the server's silence means nothing."""
+        self._is_held = held
+        self._heard_at, self._probed_at = self._now, None
 
     def lived_s(self, now: float) -> float:
         """For how long it was connected, or tried to."""
@@ -177,16 +204,27 @@ class Link:
 
     # -- the owner's side
 
-    def ask(self, message: Request, answered: Callable[[Response], None], *, opaque: Opaque | None = None) -> None:
-        """Send a request; `answered` gets what comes back, be it a refusal."""
+    def ask(
+        self,
+        message: Request,
+        answered: Callable[[Response], None],
+        *,
+        opaque: Opaque | None = None,
+        now: float | None = None,
+    ) -> None:
+        """Send a request; `answered` gets what comes back, be it a refusal.
+
+        Whoever asks because of something else than this link gives the time: the link's own may be old.
+        """
         if opaque is None:
             self._opaque = (self._opaque + 1) & _OPAQUES
             opaque = Opaque(_OPAQUE_BIT | self._opaque)
-        self._waiting[opaque] = answered
+        self._waiting[opaque] = (self._now if now is None else now, answered)
         self.out += encode(dataclasses.replace(message, opaque=opaque))
 
     def worked_off(self, flow_bytes: int) -> None:
         """So many bytes of stream messages were taken by whom they are for; the server hears it at half a window."""
+        self.untaken_bytes -= flow_bytes
         if not self._window_bytes or self.state is not LinkState.READY:
             return
         self._unacked_bytes += flow_bytes
@@ -332,6 +370,7 @@ class Link:
             beside = controls.without(_MARKER_OPCODE)
         else:
             beside = list(controls)
+        self.untaken_bytes += changes.flow_bytes
         self._owner.link_changes(self, changes.rows, changes.flow_bytes, beside)
         for each in beside:
             if self.state is LinkState.CLOSED:
@@ -349,10 +388,10 @@ class Link:
             case StreamEnd():
                 self._owner.link_ended(self, message, self._now)
             case Response():
-                answered = self._waiting.pop(message.opaque, None)
-                if answered is None:
+                asked = self._waiting.pop(message.opaque, None)
+                if asked is None:
                     raise ServerAnswerError(f"{self.address}: an answer that nothing asked for: {message!r}")
-                answered(message)
+                asked[1](message)
             case Malformed() | Unknown():
                 raise ServerAnswerError(f"{self.address}: a message that cannot be read: {message!r}")
             case _:

@@ -28,7 +28,7 @@ class Collections:
                 for each in scope.get("collections", ())
             }
             return cls(str(document["uid"]), names)
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise ServerAnswerError(f"{source}: its collections manifest cannot be read") from None
 
     def stream_filter(self, wanted: tuple[str, ...], *, source: str) -> bytes:

@@ -53,6 +53,8 @@ class Held:
         """How many events of a vbucket wait."""
         self._safe = np.full(vbuckets, -1, np.int64)
         self._seen: dict[VBucketId, dict[Address, Seqno]] = {}
+        self._handed: dict[VBucketId, Seqno] = {}
+        """The last change of each vbucket that was given out, be it taken by now or not."""
 
     def __bool__(self) -> bool:
         return bool(self._events)
@@ -75,8 +77,15 @@ class Held:
         if not batch.marks:
             yield batch
             return
+        # Only this one may pass: of what waits already, nothing does before a copy tells more.
+        stuck = {mark.vbucket for mark in batch.marks if mark.vbucket in self._waiting}
         self._keep(batch)
-        yield from self.release()
+        self._events.pop()
+        safe, rest = self._split(batch, stuck)
+        if rest is not None:
+            self._events.append(rest)
+        if safe is not None:
+            yield safe
 
     def _keep(self, event: Event) -> None:
         self._events.append(event)
@@ -119,6 +128,7 @@ class Held:
         ready = [mark for mark in batch.marks if mark.vbucket not in stuck and self._safe[mark.vbucket] >= mark.seqno]
         for mark in ready:
             self._gone(mark.vbucket)
+            self._handed[mark.vbucket] = mark.seqno
         if len(ready) == len(batch.marks):
             return batch, None
         if not ready:
@@ -135,7 +145,10 @@ class Held:
             del self._waiting[vbucket]
 
     def rolled_back(self, event: RolledBack, taken_seqno: Seqno) -> Iterator[Event]:
-        """Drop what waits past a rollback. It is told only if something that was handed on is gone as well."""
+        """Drop what waits past a rollback. It is told only if something that was handed on is gone as well.
+
+        `taken_seqno` is where the reader's user stands. What was given out may still be on its way there.
+        """
         kept: deque[Event] = deque()
         while self._events:
             each = self._events.popleft()
@@ -150,7 +163,8 @@ class Held:
         if count:
             self._waiting[event.vbucket] = count
         self.began(event.vbucket)
-        if taken_seqno > event.whole:
+        if self._handed.get(event.vbucket, taken_seqno) > event.whole:
+            self._handed[event.vbucket] = event.whole
             yield event
         yield from self.release()
 
@@ -165,6 +179,8 @@ class Observer:
         self._pause_s = pause_s
         self._asked_at = float("-inf")
         self._asking: set[tuple[VBucketId, Link]] = set()
+        self.away: dict[VBucketId, tuple[float, Address]] = {}
+        """The vbuckets of which something waits for a copy at a node that is not connected: since when, and which."""
 
     @property
     def deadline(self) -> float | None:
@@ -178,6 +194,9 @@ class Observer:
             return
         self._asked_at = now
         self._asking = {each for each in self._asking if each[1].state is LinkState.READY}
+        ready = {link.address for link in self._nodes.ready()}
+        missing = {vb: [node for node in cluster.nodes_of(vb) if node not in ready] for vb in self.held.vbuckets}
+        self.away = {vb: (self.away.get(vb, (now,))[0], nodes[0]) for vb, nodes in missing.items() if nodes}
         for vbucket in self.held.vbuckets:
             subscription = self._subscriptions[vbucket]
             if subscription.phase not in (Phase.STREAMING, Phase.FINISHED):

@@ -44,6 +44,8 @@ class Nodes:
         self._options = options
         self._untried = list(options.seeds)
         self._maps: dict[str, ClusterMap] = {}
+        self._asked: set[Link] = set()
+        """The links whose answer with the map is awaited."""
         self._pauses: dict[Address, tuple[Backoff, float]] = {}
         self._connections = 0
         self._name = f"{options.name}-{secrets.token_hex(8)}"
@@ -71,16 +73,24 @@ class Nodes:
         return [link for link in self.links.values() if link.address not in needed and link not in used]
 
     def seeds(self, vbuckets: Collection[VBucketId]) -> list[Address]:
-        """The seeds to ask for a map: one while there is none, and all that did not tell when it leaves gaps."""
+        """The seeds to ask for a map: one while there is none, and all when it leaves gaps or names who is away."""
         if self.cluster is None:
             return self._untried[:1]
-        gaps = any(self.cluster.node_of(vbucket) is None for vbucket in vbuckets)
-        if gaps or not self.links:
+        nodes = {self.cluster.node_of(vbucket) for vbucket in vbuckets}
+        if None in nodes or not self.links or any(map(self._is_failing, nodes)):
             return list(self._options.seeds)
         return []
 
+    def _is_failing(self, node: Address | None) -> bool:
+        """Whether a node's link broke and is not there again: another one may know who has its vbuckets now."""
+        link = self.link_to(node)
+        return node in self._pauses and (link is None or link.state is not LinkState.READY)
+
     def drop(self, link: Link) -> None:
-        """Have a link no more."""
+        """Have a link no more; the map that it was asked for is asked for anew, where it still can be."""
+        if link in self._asked:
+            self._asked.discard(link)
+            self.map_wanted = True  # `moved` waits for an answer that never comes
         del self.links[link.address]
         link.close()
         if link in self.to_connect:
@@ -118,9 +128,11 @@ class Nodes:
         self.map_wanted = False
         self.map_asked_at = now
         waiting = set(self.ready())
+        self._asked |= waiting
 
         def taken(link: Link, reply: Response) -> None:
             waiting.discard(link)
+            self._asked.discard(link)
             if isinstance(reply, Text) and reply.value:
                 self.take_map(ClusterMap.parse(reply.value, dialled=link.address))
             if not any(each.state is LinkState.READY for each in waiting):

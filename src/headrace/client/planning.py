@@ -56,7 +56,7 @@ class Plan:
         wanted = range(count) if options.vbuckets is None else sorted(set(options.vbuckets))
         outside = [each for each in [*wanted, *self.given, *(self._ends or ())] if not 0 <= each < count]
         if outside:
-            raise OptionError(f"there is no vbucket {outside[0]}: bucket {options.bucket} has {count}")
+            raise OptionError(f"there is no vbucket {outside[0]}: bucket {options.bucket} has 0 to {count - 1}")
         endless = [each for each in wanted if self._ends is not None and each not in self._ends]
         if endless:
             raise OptionError(f"no end was given for vbucket {endless[0]}")

@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from headrace.client.errors import ClientError
 from headrace.errors import LocalProtocolError
@@ -22,7 +23,7 @@ from headrace.history import Position
 from headrace.ids import VBucketId
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 VERSION = 1
 _MARK = "headrace_positions"
@@ -54,7 +55,7 @@ class Positions:
         """Read them again, and refuse what is not them."""
         try:
             plain: Any = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise PositionsError("these are no saved positions: not JSON") from None
         if not isinstance(plain, dict) or _MARK not in plain:
             raise PositionsError(f"these are no saved positions: no {_MARK}")
@@ -74,21 +75,21 @@ class Positions:
         return cls(bucket=bucket, vbuckets=found)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file so that it holds, at every moment, either what it held or these."""
-        target = Path(path)
-        try:
-            number, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-            try:
-                with os.fdopen(number, "w", encoding="utf-8") as file:
-                    file.write(self.to_json() + "\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                Path(name).replace(target)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
-        except OSError as error:
-            raise PositionsError(f"positions cannot be saved to {target}: {error.strerror or error}") from None
+        """Write a file so that it holds, at every moment, either what it held or these.
+
+        A link is followed. What is there and is no file, as a device, is refused: it would be replaced.
+        """
+        with _beside(path) as (file, name, target):
+            file.write(self.to_json() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+            name.replace(target)
+
+    @staticmethod
+    def check_path(path: str | os.PathLike[str]) -> None:
+        """Raise now what the path would make `save` raise later; nothing is changed."""
+        with _beside(path):
+            pass
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Positions:
@@ -101,6 +102,23 @@ class Positions:
             return cls.from_json(text)
         except PositionsError as error:
             raise PositionsError(f"{path}: {error}") from None
+
+
+@contextmanager
+def _beside(path: str | os.PathLike[str]) -> Iterator[tuple[TextIO, Path, Path]]:
+    """Open a new file in the folder of another, whose place it may take; if it does not, it is removed."""
+    try:
+        target = Path(path).resolve()
+        if target.exists() and not target.is_file():
+            raise PositionsError(f"positions cannot be saved to {path}: it is no regular file")
+        number, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(number, "w", encoding="utf-8") as file:
+                yield file, Path(name), target
+        finally:
+            Path(name).unlink(missing_ok=True)
+    except OSError as error:
+        raise PositionsError(f"positions cannot be saved to {path}: {error.strerror or error}") from None
 
 
 __all__ = ["VERSION", "Positions", "PositionsError"]

@@ -14,10 +14,10 @@ import select
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from headrace.client.changes import Change, SnapshotMarked, each_change
-from headrace.client.errors import ConnectionLostError
+from headrace.client.errors import ConnectionLostError, told_of
 from headrace.client.events import Batch, RolledBack, StreamEnded, StreamStarted
 from headrace.client.follower import Follower
 from headrace.client.link import Link, LinkState
@@ -44,13 +44,17 @@ _SEND_BYTES = 1 << 20
 class _Line:
     """The socket of one link."""
 
-    def __init__(self, link: Link, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, link: Link, tls: ssl.SSLContext | None, timeout_s: float) -> None:
         self.link = link
+        self.switch_at: float | None = None
+        """When to try the next address that the name stands for; None where this is the last, or it works."""
         self.is_connected = False
+        self._handshake_wants = select.POLLOUT
         self._tls = tls
         self._handshake = tls is not None
         address = link.address
         self._candidates = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        self._share_s = timeout_s / len(self._candidates)
         self.socket = self._begin()
         self._waits: tuple[type[OSError], ...] = (BlockingIOError, InterruptedError)
         if tls is not None:
@@ -62,14 +66,28 @@ class _Line:
     def wants(self) -> int:
         """What to wait for."""
         if not self.is_connected:
-            return select.POLLIN | select.POLLOUT if self._handshake and self._under_way else select.POLLOUT
+            return self._handshake_wants
         return select.POLLIN | select.POLLOUT if self.link.out else select.POLLIN
 
-    _under_way = False
-
     def _begin(self) -> socket.socket:
-        """Begin to connect to the next address that the name stands for."""
-        family, kind, number, _, where = self._candidates.pop(0)
+        """Begin to connect to the next address that the name stands for, past those that fail at once."""
+        while True:
+            candidate = self._candidates.pop(0)
+            self.switch_at = time.monotonic() + self._share_s if self._candidates else None
+            try:
+                return self._begin_at(*candidate)
+            except OSError:  # as when localhost is ::1 first, and the machine has no IPv6
+                if not self._candidates:
+                    raise
+
+    def _begin_at(
+        self,
+        family: socket.AddressFamily,
+        kind: socket.SocketKind,
+        number: int,
+        _name: str,
+        where: tuple[Any, ...],
+    ) -> socket.socket:
         plain = socket.socket(family, kind, number)
         try:
             plain.setblocking(False)  # noqa: FBT003 - the socket's own name for it
@@ -93,19 +111,25 @@ class _Line:
         """Go on connecting; True when it is done."""
         code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code and self._candidates:  # as when localhost is ::1 first, and the server has IPv4 only
-            self.socket.close()
-            self.socket = self._begin()
+            self.switch()
             return False
         if code:
             raise OSError(code, os.strerror(code))
+        self.switch_at = None
         if self._handshake:
-            self._under_way = True
             try:
                 self.socket.do_handshake()  # type: ignore[attr-defined]
-            except self._waits:
+            except self._waits as wait:  # the last of them is for writing; to poll for both would never wait
+                self._handshake_wants = select.POLLOUT if isinstance(wait, self._waits[-1]) else select.POLLIN
                 return False
         self.is_connected = True
         return True
+
+    def switch(self) -> None:
+        """Try the next address: this one failed, or is silent for its share of the time."""
+        self.socket.close()
+        self._handshake_wants = select.POLLOUT
+        self.socket = self._begin()
 
     def fill(self) -> tuple[int, bool]:
         """Receive what is there; how much, and whether the server closed the connection."""
@@ -202,10 +226,21 @@ class Reader:
         if follower.events or follower.failure is not None or follower.is_done:
             return
         self._flush()
-        times = [at for at in (follower.deadline(), end) if at is not None]
+        switches = (line.switch_at for line in self._lines.values())
+        times = [at for at in (follower.deadline(), end, *switches) if at is not None]
         pause_s = min(max(min(times, default=now + WAIT_S_MAX) - time.monotonic(), 0.0), WAIT_S_MAX)
         for line in self._ready(pause_s):
             self._serve(line)
+        self._switch()
+
+    def _switch(self) -> None:
+        now = time.monotonic()
+        for line in list(self._lines.values()):
+            if line.switch_at is not None and now >= line.switch_at:
+                try:
+                    line.switch()
+                except OSError as error:
+                    self._lost(line.link, "cannot connect", error)
 
     def _ready(self, pause_s: float) -> list[_Line]:
         # Not select(), which refuses a descriptor past 1023: a busy process has more files open.
@@ -241,9 +276,9 @@ class Reader:
         self._open_and_close()
         self._flush()
 
-    def _lost(self, link: Link, what: str, error: OSError) -> None:
-        told = error.strerror or str(error)
-        self._follower.lost(link, ConnectionLostError(f"{link.address}: {what}: {told}"), time.monotonic())
+    def _lost(self, link: Link, what: str, error: OSError | UnicodeError) -> None:
+        lost = ConnectionLostError(f"{link.address}: {what}: {told_of(error)}")
+        self._follower.lost(link, lost, time.monotonic())
 
     def _open_and_close(self) -> None:
         follower = self._follower
@@ -255,8 +290,8 @@ class Reader:
             while follower.nodes.to_connect:
                 link = follower.nodes.to_connect.pop()
                 try:
-                    self._lines[link] = _Line(link, self._tls)
-                except OSError as error:
+                    self._lines[link] = _Line(link, self._tls, self.options.timeout_s)
+                except (OSError, UnicodeError) as error:  # the second is of names that cannot be looked up
                     self._lost(link, "cannot connect", error)
 
     def _flush(self) -> None:

@@ -58,6 +58,8 @@ class Streams:
 
     def begin(self, vbucket: VBucketId, *, after: Seqno, stop: Seqno, log: FailoverLog) -> None:
         """A stream begins after a seqno; its rows may lie on several branches when the newest began later."""
+        if after > _LONG_MAX:
+            raise RemoteProtocolError(f"vbucket {vbucket}: seqno {after} is past what columns hold")
         self._last[vbucket] = after
         self._stop[vbucket] = min(stop, _LONG_MAX)
         self._logs.pop(vbucket, None)
@@ -76,6 +78,10 @@ class Streams:
         vbuckets, seqnos, ends = (_numbers(rows, name) for name in ("vbucket", "seqno", "snapshot_end"))
         if int(vbuckets.max()) >= len(self._last):
             raise RemoteProtocolError(f"a change of vbucket {int(vbuckets.max())}; the bucket has {len(self._last)}")
+        if int(ends.min()) < 0:
+            raise RemoteProtocolError(
+                f"a snapshot that ends at seqno {int(ends.min()) + 2**64}, past what columns hold"
+            )
         order: npt.NDArray[np.intp] | None = None
         if vbuckets[0] != vbuckets[-1] or not (vbuckets == vbuckets[0]).all():
             order = np.argsort(vbuckets.astype(np.uint16), kind="stable")  # a radix sort, for 16 bits

@@ -15,7 +15,7 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from headrace.client.errors import ConnectionLostError
+from headrace.client.errors import ConnectionLostError, told_of
 from headrace.wire import Frame, FrameReader
 
 if TYPE_CHECKING:
@@ -112,6 +112,5 @@ class Transport:
             yield
         except TimeoutError:
             raise ConnectionLostError(f"{self._address}: no answer within {self._timeout_s:g} s") from None
-        except OSError as error:  # ssl's errors and the resolver's are OSErrors, too
-            told = error.strerror or str(error)
-            raise ConnectionLostError(f"{self._address}: {what}: {told}") from error
+        except (OSError, UnicodeError) as error:  # ssl's errors are OSErrors, too; a resolver's may be either
+            raise ConnectionLostError(f"{self._address}: {what}: {told_of(error)}") from error

@@ -32,7 +32,7 @@ def count_vbuckets(config: bytes, *, source: str) -> int:
     """
     try:
         document: Any = json.loads(config)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ServerAnswerError(f"{source}: its cluster config is not JSON") from None
     found = document.get("vBucketServerMap") if isinstance(document, dict) else None
     if not isinstance(found, dict):

@@ -90,7 +90,7 @@ class Flusher:
 
     async def persisted(self, vb: VBucket, seqno: int) -> None:
         """Wait until a vbucket has a seqno on disk, however often the disk must be tried."""
-        while vb.persisted_seqno < seqno:
+        while vb.durable_seqno < seqno:
             waiter = asyncio.get_running_loop().create_future()
             self.after.append(lambda waiter=waiter: waiter.done() or waiter.set_result(None))  # type: ignore[misc]
             if seqno <= vb.high_seqno:  # who waits for what is not written yet hurries nobody
@@ -327,6 +327,7 @@ class Flusher:
         keep_recent = bucket.recent_bytes + bucket.flushing_bytes <= bucket.limits.recent_bytes_max
         for vb, change in zip(batch, changes, strict=True):
             vb.persisted_seqno = max(vb.persisted_seqno, change.now.high_seqno)
+            vb.durable_seqno = max(vb.durable_seqno, change.now.durable_seqno)
             vb.state_on_disk = State(change.now.state)
             bucket.settle(vb, keep_recent=keep_recent)
             if not vb.dirty:

@@ -149,11 +149,11 @@ def vbucket_seqnos(session: Session, argument: str) -> Entries:
 def _seqnos(vb: VBucket) -> Entries:
     yield f"vb_{vb.id}:high_seqno", vb.high_seqno
     yield f"vb_{vb.id}:abs_high_seqno", vb.high_seqno
-    yield f"vb_{vb.id}:last_persisted_seqno", vb.persisted_seqno
+    yield f"vb_{vb.id}:last_persisted_seqno", vb.durable_seqno
     yield f"vb_{vb.id}:uuid", vb.vbuuid
     yield f"vb_{vb.id}:purge_seqno", vb.purge_seqno
-    yield f"vb_{vb.id}:last_persisted_snap_start", vb.persisted_seqno
-    yield f"vb_{vb.id}:last_persisted_snap_end", vb.persisted_seqno
+    yield f"vb_{vb.id}:last_persisted_snap_start", vb.durable_seqno
+    yield f"vb_{vb.id}:last_persisted_snap_end", vb.durable_seqno
 
 
 def failovers(session: Session, argument: str) -> Entries:

@@ -38,6 +38,7 @@ class VBucket:
         "_snapshot",
         "_whole_seqno",
         "dirty",
+        "durable_seqno",
         "failover_log",
         "flushing",
         "id",
@@ -71,6 +72,9 @@ class VBucket:
         self.vbuuid: VbUuid = self.failover_log.latest.vbuuid
         self.high_seqno: int = kept.high_seqno
         self.persisted_seqno: int = kept.high_seqno
+        """What the disk has, be it a part of a snapshot."""
+        self.durable_seqno: int = kept.durable_seqno
+        """What is there after a crash and a promotion: half a snapshot is not."""
         self.purge_seqno: int = kept.purge_seqno
         self.live_items = kept.live_items
         self.items: dict[bytes, bytes] = {}

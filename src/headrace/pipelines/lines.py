@@ -7,6 +7,7 @@ to another it asks and waits; after that it gives and takes raw bytes, and never
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace.client.errors import ConnectionLostError, ServerAnswerError, StatusError, error_of
@@ -14,6 +15,7 @@ from headrace.client.opening import opening
 from headrace.client.transport import Transport
 from headrace.history import FailoverLog
 from headrace.ids import Opaque, VBucketId
+from headrace.pipelines.servers import Vbuckets
 from headrace.wire import Response, decode, encode
 from headrace.wire.catalogue import Control, ErrorReply, GetFailoverLog, Open
 from headrace.wire.catalogue import FailoverLog as FailoverLogReply
@@ -163,4 +165,17 @@ class Line(Transport):
 
 _ALWAYS = frozenset({Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON})
 
-__all__ = ["FEATURES", "NAME_BYTES_MAX", "Line"]
+
+def are_one(source: Server, target: Server) -> bool:
+    """Whether two addresses are of one bucket of one server: what is opened by the one is seen by the other.
+
+    A server may go by many names, so that to compare those is not enough.
+    """
+    if (source.address, source.bucket) == (target.address, target.bucket):
+        return True
+    name = f"headrace-who:{secrets.token_hex(8)}"
+    with Line.to_producer(source, name), Vbuckets(target) as seen:
+        return name in seen.connections()
+
+
+__all__ = ["FEATURES", "NAME_BYTES_MAX", "Line", "are_one"]

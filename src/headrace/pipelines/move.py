@@ -9,11 +9,13 @@ target first:
 
     target is active          moved
     source is active          not moved; a target that is pending becomes a replica again
-    neither                   the target is made dead first, so that nothing on its way can make it active any more;
-                              then the source is made active
+    neither                   the target is made dead first, so that nothing on its way can make it active any more,
+                              then pending, which tells the next run what is under way; then the source is made active
 
-`Move` resolves so after every failure, and before it begins, so that running it again is always right. One run works on
-a vbucket at a time: the name of its connections is the lock, and stats tell who has it.
+`Move` resolves so after every failure, and before it begins, so that running it again is always right. Only where both
+are dead it does not, unless it is forced: a vbucket that went on from the target to a third server looks the same, and
+it would get a second owner. One run works on a vbucket at a time: the name of its connections is the lock, and stats
+tell who has it.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from typing import TYPE_CHECKING
 from headrace.client import ClientError, NotMyVBucketError
 from headrace.errors import HeadraceError
 from headrace.history import State
-from headrace.pipelines.lines import Line
+from headrace.pipelines.lines import Line, are_one
 from headrace.pipelines.relay import Relay
-from headrace.pipelines.replicate import STEP_S, RefusedError, add_streams
+from headrace.pipelines.replicate import STEP_S, RefusedError, add_streams, check_counts
 from headrace.pipelines.servers import Vbuckets
 from headrace.wire.codes import Status, StreamFlag
 
@@ -100,7 +102,7 @@ class _Takeover:
         del opaque
         self.answer = status
 
-    def marked(self, vb: int, end: int) -> None:
+    def marked(self, vb: int, start: int, end: int) -> None:
         """How far it is, is not told."""
 
     def state_sent(self, vb: int, state: int) -> None:
@@ -141,8 +143,7 @@ class Move:
 
     def run(self, stop: Callable[[], bool]) -> Moved:
         """Make the target the owner; raise what kept it from being so, with one owner again where that can be."""
-        if (self._source.address, self._source.bucket) == (self._target.address, self._target.bucket):
-            raise RefusedError(f"vbucket {self._vb} cannot move from {self._source} to itself")
+        self._check_servers()
         self._wait_for_others()
         if self._settle():
             self.result.already = True
@@ -161,6 +162,13 @@ class Move:
         raise NotMovedError(f"vbucket {self._vb} was not moved, and {self._source} owns it: {why}")
 
     # -- who owns it
+
+    def _check_servers(self) -> None:
+        """Refuse one server under two names, and one where keys have other vbuckets."""
+        if are_one(self._source, self._target):
+            raise RefusedError(f"vbucket {self._vb} cannot move from {self._source} to itself")
+        with Vbuckets(self._source) as source, Vbuckets(self._target) as target:
+            check_counts(source, target)
 
     def _wait_for_others(self) -> None:
         """One run at a time: wait until the connections of an earlier one are gone."""
@@ -184,13 +192,16 @@ class Move:
         if here is State.ACTIVE:
             return False
         # What the target has beyond the source, it got as an owner: then the source is not to own it again.
-        left_half = here is State.DEAD and there in {State.PENDING, State.DEAD} and seqno_there <= seqno_here
-        if not left_half:
-            raise RefusedError(
-                f"neither owns vbucket {self._vb}: it is {_named(here)} at {self._source} "
-                f"and {_named(there)} at {self._target}; see headrace failover"
-            )
-        return self._resolve()
+        may_own = here is State.DEAD and seqno_there <= seqno_here
+        if may_own and (there is State.PENDING or (there is State.DEAD and self._force)):
+            return self._resolve()
+        way_out = "see headrace failover"
+        if may_own and there is State.DEAD:
+            way_out = f"if no third server owns it, --force gives it back to {self._source} and moves it"
+        raise RefusedError(
+            f"neither owns vbucket {self._vb}: it is {_named(here)} at {self._source} "
+            f"and {_named(there)} at {self._target}; {way_out}"
+        )
 
     def _is_settled_at_target(self, at_source: State | None, seqno: int) -> bool:
         """The target is active: because it was moved there, or because it never was anything else."""
@@ -200,7 +211,7 @@ class Move:
         if at_source is State.ACTIVE and not related and (not seqno or self._force):
             return False
         raise RefusedError(
-            f"{self._target} owns vbucket {self._vb} already, with changes of its own"
+            f"{self._target} owns vbucket {self._vb} already, with {'changes' if seqno else 'a history'} of its own"
             + ("" if at_source is not State.ACTIVE else f", and so does {self._source}")
         )
 
@@ -265,7 +276,8 @@ class Move:
             self.result.seqno = target.seqnos(State.ACTIVE).get(self._vb, 0)
         if log is not None:
             self.result.vbuuid = log.latest.vbuuid
-        self._tell(Step.MOVED, f"{self._target} owns vbucket {self._vb}")
+        if not self.result.already:
+            self._tell(Step.MOVED, f"{self._target} owns vbucket {self._vb}")
         return self.result
 
     # -- after a failure
@@ -297,7 +309,10 @@ class Move:
             return False
         if state is not None:
             target.set_state(vb, State.DEAD)
+            target.set_state(vb, State.PENDING)
         source.set_state(vb, State.ACTIVE)
+        if state is not None:
+            target.set_state(vb, State.DEAD)
         self._tell(Step.RESOLVED, f"{self._source} owns vbucket {vb} again; it is dead at {self._target}")
         return False
 

@@ -81,7 +81,7 @@ class Watcher(Protocol):
         """ADD_STREAM was answered."""
         ...
 
-    def marked(self, vb: int, end: int) -> None:
+    def marked(self, vb: int, start: int, end: int) -> None:
         """The producer began a snapshot."""
         ...
 
@@ -246,7 +246,7 @@ class Relay:
         (vb,) = _SPECIFIC.unpack_from(data, at + 6)
         body = at + HEADER_BYTES
         if opcode == _MARKER and stop - body >= _MARKER_BYTES:
-            self._watcher.marked(vb, _RANGE.unpack_from(data, body)[1])
+            self._watcher.marked(vb, *_RANGE.unpack_from(data, body))
         elif opcode == _STATE and stop > body:
             self._watcher.state_sent(vb, data[body])
         elif opcode == _END and stop - body >= _LENGTH.size:

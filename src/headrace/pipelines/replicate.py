@@ -24,7 +24,7 @@ from headrace.client import ClientError, ServerAnswerError
 from headrace.errors import HeadraceError
 from headrace.history import State
 from headrace.ids import Opaque, VBucketId
-from headrace.pipelines.lines import Line
+from headrace.pipelines.lines import Line, are_one
 from headrace.pipelines.relay import Relay
 from headrace.pipelines.servers import Vbuckets
 from headrace.wire import encode
@@ -100,10 +100,15 @@ class Streams:
         """Keep the answer; the opaque of ADD_STREAM is the vbucket."""
         self.answers.append((opaque, status))
 
-    def marked(self, vb: int, end: int) -> None:
-        """Keep where the snapshot ends that holds the goal: in the middle of a snapshot, nothing is reached."""
-        if end >= self.goal.get(vb, 0):
-            self.snapshot_ends.setdefault(vb, end)
+    def marked(self, vb: int, start: int, end: int) -> None:
+        """Keep where the snapshot ends that holds the goal: in the middle of a snapshot, nothing is reached.
+
+        A marker that starts within it goes on with it, as when a producer goes back to its disk, or when a stream that
+        ended in the middle is had again: then the copy is whole at the new end only.
+        """
+        known = self.snapshot_ends.get(vb)
+        if end >= self.goal.get(vb, 0) and (known is None or start <= known):
+            self.snapshot_ends[vb] = end
 
     def state_sent(self, vb: int, state: int) -> None:
         """A stream that takes nothing over has no states."""
@@ -169,14 +174,10 @@ class Replication:
     # -- prepare
 
     def _prepare(self) -> None:
-        if (self._source.address, self._source.bucket) == (self._target.address, self._target.bucket):
+        if are_one(self._source, self._target):
             raise RefusedError(f"{self._source} cannot be a replica of itself")
         with Vbuckets(self._source) as source, Vbuckets(self._target) as target:
-            if source.count is not None and target.count is not None and source.count != target.count:
-                raise RefusedError(
-                    f"{self._source} has {source.count} vbuckets and {self._target} has {target.count}: "
-                    "a key would have another vbucket there"
-                )
+            check_counts(source, target)
             self._goal = self._chosen(source)
             self._vbuckets = set(self._goal)
             made = self._make_replicas(target)
@@ -237,7 +238,7 @@ class Replication:
                 if time.monotonic() - looked_at >= LOOK_S:
                     looked_at = time.monotonic()
                     if self._look(source, target, streams) and once:
-                        self._persist(target)
+                        self._persist(target, streams)
                         return True
         return False
 
@@ -297,10 +298,20 @@ class Replication:
             self._tell(Event.CAUGHT_UP, f"{self._target} has what {self._source} had at the start")
         return reached
 
-    def _persist(self, target: Vbuckets) -> None:
+    def _persist(self, target: Vbuckets, streams: Streams) -> None:
         for vb in sorted(self._vbuckets):
             if self._goal.get(vb):
-                target.persisted(vb, self._goal[vb])
+                # Half of a snapshot on disk is none: a target that starts anew would go back to where it was whole.
+                target.persisted(vb, streams.snapshot_ends.get(vb, self._goal[vb]))
+
+
+def check_counts(source: Vbuckets, target: Vbuckets) -> None:
+    """Refuse two buckets in which a key has different vbuckets."""
+    if source.count is not None and target.count is not None and source.count != target.count:
+        raise RefusedError(
+            f"{source.server} has {source.count} vbuckets and {target.server} has {target.count}: "
+            "a key would have another vbucket there"
+        )
 
 
 def add_streams(vbuckets: Iterable[int], flags: int = 0) -> bytes:
@@ -332,4 +343,4 @@ def _sleep(seconds: float, stop: Callable[[], bool]) -> None:
         time.sleep(STEP_S)
 
 
-__all__ = ["Event", "Progress", "RefusedError", "Replication", "add_streams", "shown"]
+__all__ = ["Event", "Progress", "RefusedError", "Replication", "add_streams", "check_counts", "shown"]

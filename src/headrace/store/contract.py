@@ -48,6 +48,11 @@ class VBucketRecord:
         """Whether this is a state that the vbucket had, and not a part of a snapshot."""
         return self.high_seqno >= self.snapshot_end
 
+    @property
+    def durable_seqno(self) -> Seqno:
+        """The last seqno of what is whole."""
+        return self.high_seqno if self.is_whole else self.whole_seqno
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:

@@ -55,7 +55,7 @@ def observe(session: Session, request: ObserveSeqno) -> Observed:
     known = {
         "vbucket": vb.id,
         "vbuuid": vb.vbuuid,
-        "persisted_seqno": Seqno(vb.persisted_seqno),
+        "persisted_seqno": Seqno(vb.durable_seqno),
         "current_seqno": Seqno(vb.high_seqno),
     }
     if request.vbuuid == vb.vbuuid:
@@ -75,7 +75,7 @@ async def seqno_persistence(session: Session, request: SeqnoPersistence) -> Done
         async with asyncio.timeout(PERSISTENCE_S_MAX):
             await session.opened.flusher.persisted(vb, request.seqno)
     except TimeoutError:
-        text = f"vbucket {vb.id} has {vb.persisted_seqno} on disk, not {request.seqno}"
+        text = f"vbucket {vb.id} has {vb.durable_seqno} on disk, not {request.seqno}"
         raise Refused(Status.TEMPORARY_FAILURE, text) from None
     return answer(request, Done)
 

@@ -66,6 +66,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.node.dcp.consumer")
 
+GIVEN_UP_MAX = 4096
+"""So many requests may be given up before their producer answers one of them: each is remembered until then."""
+
 _REQUEST = int(Magic.REQUEST)
 _HEAD_BYTES = HEAD.size
 _ITEMS = frozenset({LIVE, DELETED, EXPIRED})
@@ -442,6 +445,8 @@ class Consumer:
         """End a stream from this side; the producer hears of it when it sends on."""
         if copy.stream.state is StreamState.ASKED:
             self._given_up.add(copy.stream.opaque)
+            if len(self._given_up) > GIVEN_UP_MAX:
+                self._leave(f"{len(self._given_up)} stream requests were given up, and none was answered")
         copy.stream.close()
         self._copies.forget(copy)
         self._added(copy, Status.KEY_NOT_FOUND)

@@ -264,6 +264,8 @@ class SimNode:
         self.world.trace(f"{self.name} stops")
         self.is_stopping = True
         bucket, flusher = self.bucket, self.flusher
+        for task in list(self._tasks):
+            task.cancel()
         for line in list(self.lines):
             line.hang_up()
             self.world.peer_crashed(line)
@@ -357,9 +359,8 @@ class SimNode:
 
     def copy_of(self, vb: VBucket) -> Copy:
         """What a vbucket shows, layer by layer, without a trace in memory: half a snapshot is none of it."""
-        bucket = self.bucket
-        with bucket.disk.reader.snapshot() as snapshot:
-            found = {unpack(one).key: one for one in snapshot.records(vb.id)}
+        # As the node knows the disk: what its writer has just done counts when the node has heard of it.
+        found = {unpack(one).key: one for one in self.disk.reader.latest.records(vb.id)}
         for key, record in vb.items.items():
             if key not in vb.flushing and key not in vb.dirty and found.get(key) != record:
                 raise BrokenError(f"vbucket {vb.id} at {self.name}: memory has another {key!r} than the disk")
@@ -389,7 +390,7 @@ class SimNode:
 
     def observe(self, vb: VBucket) -> None:
         """A client asks what is on disk, and relies on it."""
-        place = Place(vb.vbuuid, min(vb.persisted_seqno, vb.whole_seqno))
+        place = Place(vb.vbuuid, vb.durable_seqno)
         if place.seqno and place not in self.durable[vb.id] and not self.flusher.rolls_back(vb):
             self.durable[vb.id].append(place)
             if vb.state is State.ACTIVE:
