@@ -168,6 +168,13 @@ def test_marker_of_a_resumed_snapshot():
     assert (stream.snapshot_start, stream.snapshot_end) == (2, 10)
 
 
+def test_marker_after_a_snapshot_of_which_nothing_came():
+    """A snapshot that was announced to a copy may never come: with nothing of it, the next one stands for itself."""
+    stream = streaming(seqno=195, start=195, end=199)
+    assert stream.marker(start=195, end=196, flags=1) is Verdict.TAKE
+    assert stream.item(196) is Verdict.TAKE_LAST
+
+
 def test_an_empty_snapshot_is_whole_at_once():
     """A marker that brings nothing is answered at once when it asks for that."""
     assert streaming(seqno=5).marker(start=5, end=5, flags=9) is Verdict.TAKE_LAST_AND_ANSWER

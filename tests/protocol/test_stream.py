@@ -52,6 +52,21 @@ def test_the_first_marker_inside_a_snapshot():
     assert send(stream(16, snapshot=(10, 20)), 33, disk=True) == (10, 33, SnapshotFlag.DISK)
 
 
+def test_a_snapshot_is_not_whole_before_the_one_that_was_resumed_is():
+    """What a consumer misses of its snapshot's beginning is made good by its end alone; then markers join again."""
+    one = stream(11, snapshot=(1, 26))
+    assert send(one, 12, disk=True) == (1, 26, SnapshotFlag.DISK)
+    assert one.cursor == 12
+    assert send(one, 20, disk=True) == (1, 26, SnapshotFlag.DISK)
+    assert send(one, 31, disk=True) == (1, 31, SnapshotFlag.DISK)
+    assert send(one, 32, disk=True) == (31, 32, SnapshotFlag.DISK)
+
+
+def test_a_consumer_with_nothing_of_its_snapshot_is_owed_nothing():
+    """It stands between two snapshots, and what it is sent next is whole by itself."""
+    assert send(stream(11, snapshot=(11, 26)), 12, disk=True) == (11, 12, SnapshotFlag.DISK)
+
+
 def test_a_snapshot_is_sent_past_the_end():
     """The end seqno does not cut a snapshot; the stream is done behind it."""
     one = stream(0, end=3)
@@ -126,6 +141,18 @@ def test_a_disk_snapshot_is_not_acknowledged():
     assert send(one, 11, disk=True)[2] == SnapshotFlag.DISK
     assert not one.marker_acked()
     assert one.may_hand_over
+
+
+def test_a_takeover_need_not_catch_up():
+    """Behind a snapshot from memory it may offer the vbucket, though there is more to send by then."""
+    one = stream(flags=StreamFlag.TAKEOVER)
+    send(one, 5, disk=True)
+    assert not one.may_offer
+    send(one, 11)
+    assert one.may_offer
+    one.marker_acked()
+    one.hand_over()
+    assert not one.may_offer
 
 
 def test_a_plain_stream_hands_nothing_over():

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.history import State
@@ -169,10 +170,27 @@ class Flusher:
         if vb.state_on_disk is None:
             kept = rolled_back(vb.record(bucket.clock.last), 0, 0)
         else:
+            await self._write_state(vb)
             kept = await self._in_thread(lambda: bucket.disk.writer.rollback(vb.id, to))
             bucket.disk.refresh()
         bucket.reset(vb, kept)
         return vb.high_seqno
+
+    async def _write_state(self, vb: VBucket) -> None:
+        """Have the disk know that a vbucket is no owner, before it goes back.
+
+        Else a node that is killed after the rollback would start as its owner, on an old branch, and give seqnos that
+        others have seen once more. The disk itself is asked: a batch that failed may have been kept.
+        """
+        disk = self.bucket.disk
+        disk.refresh()
+        state, kept = vb.state, disk.reader.latest.vbucket(vb.id)
+        if kept is None or kept.state == state:
+            return
+        change = Changes(vbucket=vb.id, records=(), now=replace(kept, state=state))
+        await self._in_thread(lambda: disk.write([change]))
+        disk.refresh()
+        vb.state_on_disk = state
 
     async def delete_vbucket(self, vb: VBucket) -> bool:
         """Remove a vbucket and all it holds, between batches; False when it is not dead by then, or another."""

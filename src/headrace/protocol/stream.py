@@ -81,6 +81,7 @@ class ProducerStream:
 
     __slots__ = (
         "_markers_unacked",
+        "_owed_end",
         "_told_memory",
         "cursor",
         "end",
@@ -105,6 +106,10 @@ class ProducerStream:
         """Where the next marker starts."""
         self.snapshot_end: int = accepted.start
         """Where the snapshot that is being sent ends; the cursor when there is none."""
+        # Of the snapshot that the consumer is in the middle of, it was not sent what later changes replaced: before all
+        # of these came, it is not whole, whatever this node has on disk or in memory at a time.
+        inside = accepted.snapshot.start < accepted.start
+        self._owed_end: int = accepted.snapshot.end if inside else accepted.start
         self.phase = Phase.STREAMING
         self._told_memory = False
         self._markers_unacked = 0
@@ -153,9 +158,10 @@ class ProducerStream:
             if self.takes_over:
                 flags |= SnapshotFlag.ACK
                 self._markers_unacked += 1
-        start, self.snapshot_start, self.snapshot_end = self.snapshot_start, end, end
+        start, told_end = self.snapshot_start, max(end, self._owed_end)
+        self.snapshot_start, self.snapshot_end = end if end == told_end else start, end
         return SnapshotMarker(
-            vbucket=self.vbucket, opaque=self.opaque, start_seqno=Seqno(start), end_seqno=Seqno(end), flags=flags
+            vbucket=self.vbucket, opaque=self.opaque, start_seqno=Seqno(start), end_seqno=Seqno(told_end), flags=flags
         )
 
     def sent(self, seqno: int) -> None:

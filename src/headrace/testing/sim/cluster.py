@@ -210,7 +210,7 @@ class Cluster:
             vb = node.vb(vb_id)
         if vb is None or self.owner[vb_id] is not owner or vb_id in self.moves or not self.is_reachable(node):
             return
-        if vb.state is State.REPLICA and vb.state_on_disk is State.REPLICA:
+        if vb.state is State.REPLICA and node.disk.state_of(vb.id) is State.REPLICA:
             self.deposed.discard((node.name, vb_id))
         if self.is_reachable(owner):
             self._feed(vb_id, owner, node)

@@ -164,6 +164,7 @@ class SimDisk(Disk):
         super().write(changes)
 
     def state_of(self, vbucket: VBucketId) -> State | None:
-        """The state that a vbucket would have after a crash."""
-        kept = self.vbuckets().get(vbucket)
+        """The state that a vbucket would have after a crash, whatever the node knows of it."""
+        with self.platter.store.snapshot() as now:
+            kept = now.vbucket(vbucket)
         return None if kept is None else State(kept.state)

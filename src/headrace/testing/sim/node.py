@@ -22,7 +22,7 @@ from headrace.node.pager import Pager
 from headrace.store.records import unpack
 from headrace.testing.sim.disk import Platter, SimDisk
 from headrace.testing.sim.ends import SimSession
-from headrace.testing.sim.model import BrokenError, Copy, Place, Shown
+from headrace.testing.sim.model import NOWHERE, BrokenError, Copy, Place, Shown
 from headrace.wire.catalogue import DeleteVBucket, GetFailoverLog, SetVBucket
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ class SimBucket(Bucket):
 
     def make_vbucket(self, vb_id: VBucketId, state: State) -> VBucket:
         """Make a vbucket: a branch begins."""
+        if state is State.ACTIVE:
+            self.node.world.cluster.becomes_active(self.node, vb_id, NOWHERE)
         vb = super().make_vbucket(vb_id, state)
         self.node.began(vb)
         return vb
@@ -360,7 +362,9 @@ class SimNode:
     def copy_of(self, vb: VBucket) -> Copy:
         """What a vbucket shows, layer by layer, without a trace in memory: half a snapshot is none of it."""
         # As the node knows the disk: what its writer has just done counts when the node has heard of it.
-        found = {unpack(one).key: one for one in self.disk.reader.latest.records(vb.id)}
+        # A vbucket that is not on disk yet asks it nothing: what is there may be of one that is being removed.
+        kept = self.disk.reader.latest.records(vb.id) if vb.persisted_seqno else ()
+        found = {unpack(one).key: one for one in kept}
         for key, record in vb.items.items():
             if key not in vb.flushing and key not in vb.dirty and found.get(key) != record:
                 raise BrokenError(f"vbucket {vb.id} at {self.name}: memory has another {key!r} than the disk")

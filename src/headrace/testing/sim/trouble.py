@@ -264,7 +264,7 @@ _KINDS: dict[Callable[[World], None], float] = {
     isolate: 1,
     move_clock: 1,
     slow_disk: 0.7,
-    bad_disk: 0.4,
+    bad_disk: 1,
     stop_persistence: 0.3,
     fail_over: 2,
     move: 5,
