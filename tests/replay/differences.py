@@ -190,6 +190,16 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     # ------------------------------------------------------------------------------------------------------- consumers
     Difference(
+        id="mutations of 30 bytes",
+        seen_in=("4.1.2/07b",),
+        messages=("answer to mutation", "buffer_ack"),
+        fields=("presence", "bytes_acked"),
+        servers="a mutation with 30 bytes of extras is refused with 0x04",
+        ours="it is taken, and acknowledged with the bytes that came",
+        why="It is UPR's form, and a producer of UPR is served as such.",
+        connections=("c51",),
+    ),
+    Difference(
         id="uuid after a rollback to 0",
         seen_in=("4.1.2/07b",),
         messages=("stream_request",),

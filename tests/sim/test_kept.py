@@ -1,7 +1,7 @@
 """Seeds that once failed, and what was wrong.
 
-What a seed does changes with the simulation and with the node. When the mended line was broken again on purpose, these
-were the first seeds to fail.
+What a seed does changes with the simulation and with the node. The first ones are those that fail first when the mended
+line is broken again; the last three found theirs once, by a rarer way: tests of their own hold these too.
 """
 
 import pytest
@@ -9,11 +9,11 @@ import pytest
 from headrace.testing.sim import run
 
 KEPT = {
-    0: "a stream that was behind while tombstones were purged never told its consumer of the deletions",
-    2: "flush removed the items of replicas too: a copy made history of its own",
+    14: "flush removed the items of replicas too: a copy made history of its own",
     17: "a replica told what it had of half a snapshot as persisted; a crash and a promotion took it away",
-    23: "a stream out of a replica went on while it took over another failover log: readers named a wrong branch",
-    137: "a copy made after a purge did not know of it, and once promoted let readers go on that missed deletions",
+    18: "a stream out of a replica went on while it took over another failover log: readers named a wrong branch",
+    29: "a stream that was behind while tombstones were purged never told its consumer of the deletions",
+    56: "a copy made after a purge did not know of it, and once promoted let readers go on that missed deletions",
     998: "a replica with nothing of an announced snapshot took the next one for its part, and waited for its end",
     1389: "a vbucket was rolled back on disk that the disk still had as active: killed, it gave seqnos a second time",
     2458: "a consumer resumed inside a snapshot was told an earlier end of it: whole, without what had been replaced",

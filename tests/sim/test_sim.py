@@ -5,13 +5,16 @@ import sys
 
 import pytest
 
-from headrace.history import FailoverLog
+from headrace.history import FailoverLog, State
 from headrace.ids import Cas, Seqno, VBucketId, VbUuid
+from headrace.node.commands import items
 from headrace.node.vbucket import VBucket
 from headrace.store.records import DELETED, LIVE, Record
 from headrace.testing.sim import SeedError, run
 from headrace.testing.sim.loop import SimLoop, StuckError
 from headrace.testing.sim.model import BrokenError, Model, Place, Shown
+from headrace.testing.sim.world import World
+from headrace.wire.catalogue import Set
 
 A, B = VbUuid(0xA), VbUuid(0xB)
 
@@ -94,6 +97,28 @@ def test_a_failure_tells_its_seed(monkeypatch: pytest.MonkeyPatch):
 def _run_some() -> None:
     for seed in range(10):
         run(seed)
+
+
+def test_a_rollback_takes_the_state_with_it():
+    """A vbucket that is no owner any more is none after a rollback and a crash, though its disk had not heard of it."""
+    world = World(1)
+    node = world.nodes[0]
+
+    async def story() -> State | None:
+        node.start()
+        node.serve(items.store, Set(vbucket=VBucketId(0), key=b"key", value=b"value"))
+        await node.flusher.on_disk()
+        node.flusher.stop_persistence()
+        await node.set_vbucket(0, State.REPLICA)
+        vb = node.vb(0)
+        assert vb is not None
+        assert await node.flusher.rolled_back(vb, 0) == 0
+        node.crash(power=False)
+        node.start()
+        vb = node.vb(0)
+        return None if vb is None else vb.state
+
+    assert world.loop.run(story()) is State.REPLICA
 
 
 def test_a_place_is_all_changes_up_to_it(model: Model):
