@@ -68,10 +68,10 @@ fork = multiprocessing.get_context("fork")
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def serve(data: str, pipe: Connection) -> None:
-    """Run a node until told to stop; it may hold more in memory than by default, for the part that streams from it."""
+def serve(data: str, pipe: Connection, *, dirty_bytes_max: int) -> None:
+    """Run a node until told to stop."""
     kernels.load()
-    limits = NodeLimits(dirty_bytes_max=4 * GIB)
+    limits = NodeLimits(dirty_bytes_max=dirty_bytes_max)
     with Node(NodeOptions(vbuckets=VBUCKETS, data=Path(data), port=0, limits=limits)) as node:
         pipe.send(node.port)
         pipe.recv()
@@ -80,10 +80,12 @@ def serve(data: str, pipe: Connection) -> None:
 class Running:
     """A node process with items in it."""
 
-    def __init__(self, directory: str | None) -> None:
+    def __init__(self, directory: str | None, dirty_bytes_max: int = NodeLimits().dirty_bytes_max) -> None:
         self._data = tempfile.TemporaryDirectory(prefix="headrace-bench-", dir=directory)
         self._pipe, theirs = fork.Pipe()
-        self._process = multiprocessing.get_context("spawn").Process(target=serve, args=(self._data.name, theirs))
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=serve, args=(self._data.name, theirs), kwargs={"dirty_bytes_max": dirty_bytes_max}
+        )
         self._process.start()
         self.port: int = self._pipe.recv()
         self.items = 0
@@ -341,7 +343,7 @@ def main() -> None:
     )
     print(f"\n| from | connections | contender | items/s | MB/s | of plain (target {TARGET_OF_PLAIN}) |")
     print("|---|---|---|---|---|---|", flush=True)
-    with Running(options.data) as node:
+    with Running(options.data, 4 * GIB) as node:  # nothing of it is to go to disk
         node.tell(catalogue.StopPersistence())
         node.load(items)
         for row in measure(node, "memory", options.rounds):
