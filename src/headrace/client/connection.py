@@ -35,7 +35,7 @@ from headrace.wire.limits import KEY_BYTES_MAX
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import TypeVar
 
     from headrace.wire import Frame, Request
@@ -47,13 +47,8 @@ FEATURES = (Feature.MUTATION_SEQNO, Feature.SELECT_BUCKET, Feature.JSON)
 """What hello asks for: what is used here, and no more."""
 
 
-class KvConnection:
-    """A connection for items; a context manager that closes it.
-
-    >>> with KvConnection("127.0.0.1", 11210) as node:  # doctest: +SKIP
-    ...     node.set(b"hello", b"world")
-    ...     node.get(b"hello").value
-    b'world'
+class NodeConnection:
+    """A connection to one node, opened as far as a bucket; a context manager that closes it.
 
     The password is used to open the connection and not kept. It goes over the wire only inside TLS, and only to a
     server that has no SCRAM.
@@ -75,8 +70,6 @@ class KvConnection:
         self.address = Address(host=host, port=port, tls=tls is not None)
         self.bucket = bucket
         self.features: frozenset[int] = frozenset()
-        self.vbuckets: int | None = None
-        """How many vbuckets the bucket has; None where the server has none, as memcached."""
         self._opaque = 0
         self._transport = Transport(self.address, tls=tls, timeout_s=timeout_s)
         try:
@@ -92,44 +85,11 @@ class KvConnection:
         self.close()
 
     def __repr__(self) -> str:
-        return f"KvConnection({self.address}, bucket={self.bucket!r})"
+        return f"{type(self).__name__}({self.address}, bucket={self.bucket!r})"
 
     def close(self) -> None:
         """Close the connection."""
         self._transport.close()
-
-    # -- items
-
-    def get(self, key: bytes) -> Item:
-        """Fetch an item; `NotFoundError` when there is none."""
-        return self._expect(Item, Get(key=_checked(key), vbucket=self.vbucket_of(key)))
-
-    def set(
-        self, key: bytes, value: bytes, *, flags: int = 0, expiry: int = 0, cas: int = 0, datatype: int = 0
-    ) -> Mutated:
-        """Store an item; with a CAS only over that version, else `KeyExistsError` or `NotFoundError`.
-
-        `expiry` is as on the wire: up to 30 days in seconds from now, beyond that seconds of the epoch.
-        """
-        vbucket = self.vbucket_of(key)
-        message = Set(
-            key=_checked(key),
-            value=value,
-            flags=flags,
-            expiry=expiry,
-            cas=Cas(cas),
-            datatype=datatype,
-            vbucket=vbucket,
-        )
-        return self._expect(Mutated, message)
-
-    def delete(self, key: bytes, *, cas: int = 0) -> Mutated:
-        """Remove an item; `NotFoundError` when there is none."""
-        return self._expect(Mutated, Delete(key=_checked(key), cas=Cas(cas), vbucket=self.vbucket_of(key)))
-
-    def vbucket_of(self, key: bytes) -> VBucketId:
-        """Give the vbucket under which this server has a key."""
-        return VBucketId(0) if self.vbuckets is None else vbucket_of(key, self.vbuckets)
 
     # -- messages
 
@@ -148,6 +108,28 @@ class KvConnection:
             self.close()
             raise ServerAnswerError(f"{self.address}: the answer to {message.spec.name} is none: {reply!r}")
         return reply
+
+    def ask_all(self, messages: Iterable[Request]) -> list[Response]:
+        """Send requests at once and wait for all answers, refusals too; what the server asks meanwhile is dropped."""
+        waiting: dict[int, int] = {}
+        frames = bytearray()
+        for place, message in enumerate(messages):
+            opaque = self._next_opaque()
+            waiting[opaque] = place
+            frames += encode(dataclasses.replace(message, opaque=opaque))
+        replies: list[Response | None] = [None] * len(waiting)
+        self.send(frames)
+        while waiting:
+            frame = self.next_frame()
+            reply = decode(frame)
+            if not isinstance(reply, Response):
+                continue
+            place_of = waiting.pop(frame.header.opaque, None)
+            if place_of is None:
+                self.close()
+                raise ServerAnswerError(f"{self.address}: an answer that nothing asked for: {reply!r}")
+            replies[place_of] = reply
+        return [reply for reply in replies if reply is not None]
 
     def send(self, frames: bytes | bytearray) -> None:
         """Send ready-made frames. Whoever does so takes all their answers by `next_frame`."""
@@ -192,11 +174,6 @@ class KvConnection:
     def _open(self, username: str | None, password: str | None) -> None:
         login = Login(address=self.address, bucket=self.bucket, username=username, password=password)
         self.features = self._go_through(opening(login, FEATURES))
-        try:
-            config = self._expect(Text, GetClusterConfig(), asked=f"the cluster config of {self.address}")
-        except UnknownCommandError:
-            return
-        self.vbuckets = count_vbuckets(config.value, source=str(self.address))
 
     def _go_through(self, steps: Steps) -> Any:
         """Ask what the steps ask, and tell them what was answered."""
@@ -213,10 +190,64 @@ class KvConnection:
             return done.value
 
 
+class KvConnection(NodeConnection):
+    """A connection for items; a context manager that closes it.
+
+    >>> with KvConnection("127.0.0.1", 11210) as node:  # doctest: +SKIP
+    ...     node.set(b"hello", b"world")
+    ...     node.get(b"hello").value
+    b'world'
+    """
+
+    vbuckets: int | None = None
+    """How many vbuckets the bucket has; None where the server has none, as memcached."""
+
+    # -- items
+
+    def get(self, key: bytes) -> Item:
+        """Fetch an item; `NotFoundError` when there is none."""
+        return self._expect(Item, Get(key=_checked(key), vbucket=self.vbucket_of(key)))
+
+    def set(
+        self, key: bytes, value: bytes, *, flags: int = 0, expiry: int = 0, cas: int = 0, datatype: int = 0
+    ) -> Mutated:
+        """Store an item; with a CAS only over that version, else `KeyExistsError` or `NotFoundError`.
+
+        `expiry` is as on the wire: up to 30 days in seconds from now, beyond that seconds of the epoch.
+        """
+        vbucket = self.vbucket_of(key)
+        message = Set(
+            key=_checked(key),
+            value=value,
+            flags=flags,
+            expiry=expiry,
+            cas=Cas(cas),
+            datatype=datatype,
+            vbucket=vbucket,
+        )
+        return self._expect(Mutated, message)
+
+    def delete(self, key: bytes, *, cas: int = 0) -> Mutated:
+        """Remove an item; `NotFoundError` when there is none."""
+        return self._expect(Mutated, Delete(key=_checked(key), cas=Cas(cas), vbucket=self.vbucket_of(key)))
+
+    def vbucket_of(self, key: bytes) -> VBucketId:
+        """Give the vbucket under which this server has a key."""
+        return VBucketId(0) if self.vbuckets is None else vbucket_of(key, self.vbuckets)
+
+    def _open(self, username: str | None, password: str | None) -> None:
+        super()._open(username, password)
+        try:
+            config = self._expect(Text, GetClusterConfig(), asked=f"the cluster config of {self.address}")
+        except UnknownCommandError:
+            return
+        self.vbuckets = count_vbuckets(config.value, source=str(self.address))
+
+
 def _checked(key: bytes) -> bytes:
     if not 0 < len(key) <= KEY_BYTES_MAX:  # some servers close the connection over it
         raise LocalProtocolError(f"a key has 1 to {KEY_BYTES_MAX} bytes, not {len(key)}")
     return key
 
 
-__all__ = ["DEFAULT_BUCKET", "FEATURES", "TIMEOUT_S", "KvConnection", "StatusError"]
+__all__ = ["DEFAULT_BUCKET", "FEATURES", "TIMEOUT_S", "KvConnection", "NodeConnection", "StatusError"]

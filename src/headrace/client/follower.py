@@ -18,6 +18,7 @@ When a stream is not served there, ends for a change of state, or a connection b
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.client.cluster_map import ClusterMap
@@ -114,6 +115,8 @@ class Follower:
         self._waiting: set[VBucketId] = set()
         """The vbuckets whose stream is to be asked for, now or after a pause."""
         self._asked_at: dict[VBucketId, Link] = {}
+        self._opaques: dict[VBucketId, Opaque] = {}
+        """The opaque of each vbucket's last stream request: the end of an older stream may come after it."""
         self._knows_ends: set[Link] = set()
         self._last_error: HeadraceError | None = None
         self._observer: Observer | None = None
@@ -133,6 +136,19 @@ class Follower:
     def positions(self) -> Positions:
         """Where to go on after what was taken; vbuckets that are not planned yet are as they were given."""
         return Positions(bucket=self.options.bucket, vbuckets={**self._plan.given, **self.taken.positions})
+
+    def again(self, plan: Plan, vbuckets: tuple[int, ...], now: float) -> None:
+        """Read something else by the same connections, after what was to be read is done."""
+        assert self.is_done, "the last reading is not done"
+        self._now = now
+        self.options = replace(self.options, vbuckets=vbuckets)
+        self.taken = Taken()
+        self._plan = plan
+        self._subscriptions.clear()
+        self._waiting.clear()
+        if self.nodes.cluster is not None:
+            self._begin(len(self.nodes.cluster.copies))
+            self._map_answered()
 
     # -- the shell's side
 
@@ -321,14 +337,20 @@ class Follower:
         opaque = Opaque(self._serial << 16 | subscription.vbucket)  # gomemcached's way: the low half is the vbucket
         vbucket = subscription.vbucket
         self._asked_at[vbucket] = link
+        self._opaques[vbucket] = opaque
         self._waiting.discard(vbucket)
+        # Servers older than the flag ignore it, and stream what a dead vbucket has.
+        asked = subscription.request(opaque, flags=StreamFlag.ACTIVE_ONLY, stream_filter=link.stream_filter)
         link.ask(
-            # Servers older than the flag ignore it, and stream what a dead vbucket has.
-            subscription.request(opaque, flags=StreamFlag.ACTIVE_ONLY, stream_filter=link.stream_filter),
+            replace(asked, end_seqno=max(asked.start_seqno, self.stream_end_of(subscription))),
             lambda reply: self._stream_answered(link, subscription, reply),
             opaque=opaque,
             now=self._now,
         )
+
+    def stream_end_of(self, subscription: Subscription) -> Seqno:
+        """The end that the server is asked for."""
+        return subscription.end_seqno
 
     def _stream_answered(self, link: Link, subscription: Subscription, reply: Response) -> None:
         vbucket = subscription.vbucket
@@ -413,6 +435,8 @@ class Follower:
         subscription = self._subscriptions.get(vbucket)
         if subscription is None or self._asked_at.get(vbucket) is not link or subscription.phase is not Phase.STREAMING:
             return  # it was finished, and closed, before
+        if message.opaque != self._opaques[vbucket]:
+            return
         refusal = subscription.ended(message.reason, now, marked_end=link.inherited.snapshot_end(vbucket))
         link.streams.end(vbucket)
         del self._asked_at[vbucket]

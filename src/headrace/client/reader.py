@@ -171,10 +171,13 @@ class Reader:
 
     def __init__(self, options: ChangeOptions | None = None, *, start: Start = BEGINNING, until: Until = None) -> None:
         self.options = options if options is not None else ChangeOptions()
-        self._follower = Follower(self.options, Plan(start, until), time.monotonic(), wants_markers=self._wants_markers)
+        self._follower = self._follow(Plan(start, until))
         self._tls = self.options.tls()
         self._lines: dict[Link, _Line] = {}
         self._closed = False
+
+    def _follow(self, plan: Plan) -> Follower:
+        return Follower(self.options, plan, time.monotonic(), wants_markers=self._wants_markers)
 
     def __enter__(self) -> Self:
         return self

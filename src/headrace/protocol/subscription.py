@@ -7,6 +7,7 @@ never sees items' contents, and sends nothing. Its phases and inputs meet in one
     waiting --ask--> asked --start--> streaming --reach--> finished
     asked --roll back--> rolling back --agree--> waiting       and from each of them, by lose or retry: waiting
                                                                by fail: failed
+                                                               by leave: finished, whatever was read
 
 A pair that is not in the table is our own mistake and refused.
 
@@ -84,6 +85,7 @@ class Input(StrEnum):
     LOSE = "lose"
     REACH = "reach"
     FAIL = "fail"
+    LEAVE = "leave"
 
 
 _P, _I = Phase, Input
@@ -98,6 +100,8 @@ TRANSITIONS: Mapping[tuple[Phase, Input], Phase] = MappingProxyType(
         (_P.ASKED, _I.RETRY): _P.WAITING,
         (_P.ASKED, _I.LOSE): _P.WAITING,
         (_P.ASKED, _I.FAIL): _P.FAILED,
+        (_P.ASKED, _I.LEAVE): _P.FINISHED,
+        (_P.ROLLING_BACK, _I.LEAVE): _P.FINISHED,
         (_P.ROLLING_BACK, _I.AGREE): _P.WAITING,
         (_P.ROLLING_BACK, _I.LOSE): _P.WAITING,
         (_P.STREAMING, _I.CHANGES): _P.STREAMING,
@@ -428,6 +432,10 @@ class Subscription:
         """There was no node to ask; wait a while longer."""
         self._step(Input.LOSE)
         self._ready_at = self._backoff.failed(now)
+
+    def leave(self) -> None:
+        """Want no more of it, now that the answer to the request is there: it is of another history than was meant."""
+        self._step(Input.LEAVE)
 
     def bound(self, end_seqno: Seqno) -> bool:
         """End earlier than thought, as when a failover took the end away; True when everything was read already.

@@ -1,0 +1,73 @@
+"""The format `dcp`: one class that Spark finds by its name, and makes anew wherever it needs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from headrace.spark.options import Options, Use
+from headrace.spark.rows import spark_schema
+from headrace.spark.told import told
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+
+class DcpSource(DataSource):
+    """Changes and documents of a bucket, and writes into one.
+
+    >>> spark.readStream.format("dcp").option("connection", "couchbase://host").option("bucket", "b").load()
+    ... # doctest: +SKIP
+
+    Every option is in docs/reference/spark-options.md.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """What it is called in `format`."""
+        return "dcp"
+
+    def schema(self) -> StructType:
+        """Give the columns of a change row; called on the driver, when a DataFrame is made."""
+        keys = {name.lower(): value for name, value in self.options.items()}.get("keys", "text").strip().lower()
+        return spark_schema(keys)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Make what reads a batch; called on the driver."""
+        from headrace.spark.batch import DcpBatchReader  # noqa: PLC0415 - each use loads its own part
+
+        del schema
+        with told():
+            return DcpBatchReader(Options(self.options, Use.BATCH))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Make what reads a stream; called on the driver, and once more for what goes to the executors."""
+        from headrace.spark.stream import DcpStreamReader  # noqa: PLC0415 - each use loads its own part
+
+        del schema
+        with told():
+            return DcpStreamReader(Options(self.options, Use.STREAM))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
+        """Make what writes a batch; called on the driver."""
+        from headrace.spark.sink import batch_writer  # noqa: PLC0415 - each use loads its own part
+
+        with told():
+            return batch_writer(Options(self.options, Use.WRITE), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802
+        """Make what writes a stream; called on the driver."""
+        from headrace.spark.sink import stream_writer  # noqa: PLC0415 - each use loads its own part
+
+        with told():
+            return stream_writer(Options(self.options, Use.WRITE), schema, overwrite=overwrite)
+
+
+__all__ = ["DcpSource"]
