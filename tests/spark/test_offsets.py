@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.spark.offsets import Offset, OffsetError, Place, RolledBackTo, VBucketOffset, with_place
+from headrace.spark.offsets import Offset, OffsetError, Place, RolledBackTo, Root, VBucketOffset, with_place
 
 U64 = st.integers(1, 2**64 - 1)
 
@@ -16,7 +16,9 @@ def rows(draw: st.DrawFn) -> VBucketOffset:
     places = sorted(draw(st.lists(st.integers(1, seqno), max_size=3, unique=True)))
     vbuuid = draw(U64)
     head = draw(st.sampled_from([vbuuid, draw(U64)]))
-    return VBucketOffset(vbuuid, seqno, head, tuple(Place(each, draw(st.integers(each, 2**64 - 1))) for each in places))
+    root = draw(st.none() | st.builds(Root, U64, U64))
+    known = tuple(Place(each, draw(st.integers(each, 2**64 - 1))) for each in places)
+    return VBucketOffset(vbuuid, seqno, head, known, root)
 
 
 @given(

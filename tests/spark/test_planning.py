@@ -111,6 +111,7 @@ class Server:
     """A vbucket that keeps the newest version of each key, and may lose its last changes."""
 
     entries: list[tuple[int, int]] = field(default_factory=lambda: [(1, 0)])
+    branches: int = 1
     history: list[str] = field(default_factory=list)
     """The key of each seqno, from 1 on."""
 
@@ -124,7 +125,8 @@ class Server:
     def fail_over(self, keep: int) -> None:
         """Lose everything after a seqno; branches that began beyond it go, too."""
         del self.history[keep:]
-        newest = max(vbuuid for vbuuid, _ in self.entries) + 1
+        self.branches += 1
+        newest = self.branches
         self.entries = [(newest, keep), *(entry for entry in self.entries if entry[1] <= keep)]
 
     def newest(self) -> dict[str, int]:
@@ -202,7 +204,7 @@ class Query:
 def test_a_copy_ends_equal(seed: int, on_rollback: OnRollback, limited: bool, remembers: bool):
     """However writes, failovers, looks, readings and restarts mix, a copy ends equal to the vbucket."""
     chance = random.Random(seed)
-    limits = Limits(on_rollback=on_rollback, fail_on_data_loss=False, seqnos=3 if limited else None)
+    limits = Limits(on_rollback=on_rollback, seqnos=3 if limited else None)
     query = Query(chance, limits, remembers=remembers)
     for _ in range(chance.randrange(30)):
         query.trouble()
@@ -212,3 +214,18 @@ def test_a_copy_ends_equal(seed: int, on_rollback: OnRollback, limited: bool, re
         turns += 1
         assert turns < 200, "it never ends"
     assert query.copy.newest() == query.server.newest()
+
+
+def test_a_failover_is_never_loss():
+    """A second failover to before the first takes the branch of the position out of the log: a rollback, no loss."""
+    server = Server()
+    for key in "abcdefghij":
+        server.write(key)
+    server.fail_over(8)
+    server.write("k")
+    end = plan(Offset("b"), {0: server.seen(None)}, Limits())
+    assert (end.of(0).vbuuid, end.of(0).root) == (2, (1, 8))
+    server.fail_over(5)
+    assert [vbuuid for vbuuid, _ in server.entries] == [3, 1]
+    again = Offset.from_json(end.to_json())
+    assert plan(again, {0: server.seen(None)}, Limits()).rollbacks == {0: (0, 1)}

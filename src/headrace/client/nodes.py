@@ -107,9 +107,21 @@ class Nodes:
             backoff.worked()
         self._pauses[link.address] = backoff, backoff.failed(now)
         self.map_wanted = True
+        self._forget_map_of(link.address)
         if self.cluster is None and link.address in self._untried:
             self._untried.remove(link.address)
         return self.cluster is None and not self._untried
+
+    def _forget_map_of(self, node: Address) -> None:
+        """Believe no more what a node said of itself alone, while it is away: another one may have its vbuckets now."""
+        left = {uuid: each for uuid, each in self._maps.items() if each.nodes != (node,)}
+        if left and len(left) < len(self._maps):
+            self._maps = left
+            self.cluster = ClusterMap.together(list(left.values()))
+
+    def try_seeds_again(self) -> None:
+        """Begin anew with the seeds, of which none ever answered."""
+        self._untried = list(self._options.seeds)
 
     def deadlines(self, now: float) -> list[float]:
         """When something is due by itself."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from headrace.client.link import Link
     from headrace.client.options import ChangeOptions
+    from headrace.errors import HeadraceError
     from headrace.protocol.subscription import Subscription
     from headrace.wire.catalogue import StreamEnd
     from headrace.wire.message import Response
@@ -76,6 +77,16 @@ class _RangeFollower(Follower):
         self.asked_ends: dict[VBucketId, Seqno] = {}
         """The ends of ranges that are not cut: the server is asked for those, and more is taken."""
         self.left: set[VBucketId] = set()
+        self._began_at = now
+
+    def lost(self, link: Link, error: HeadraceError, now: float) -> None:
+        """Try the seeds again while none has answered yet: who planned the ranges has just spoken with one."""
+        super().lost(link, error, now)
+        limit = self.options.give_up_s
+        patient = limit is None or now < self._began_at + limit
+        if self.failure is error and self.nodes.cluster is None and patient and isinstance(error, ConnectionLostError):
+            self.failure = None
+            self.nodes.try_seeds_again()
 
     def _stream_answered(self, link: Link, subscription: Subscription, reply: Response) -> None:
         vbucket = subscription.vbucket

@@ -227,6 +227,8 @@ class Scout:
         line = self._lines.pop(node, None)
         if line is not None:
             line.close()
+        # What a node said of itself alone is not believed while it is away: another one may have its vbuckets now.
+        self._maps = {uuid: each for uuid, each in self._maps.items() if each.nodes != (node,)} or self._maps
 
     def _line(self, node: Address) -> NodeConnection:
         if node not in self._lines:

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from headrace.wire.codes import SnapshotFlag
-
 EVENTS = ("mutation", "deletion", "expiration", "flush", "system", "rollback", "seqno_advanced")
 """What happened, by the kernel's number for it. `rollback` is never on the wire: whoever undoes a branch says it."""
 
@@ -82,6 +80,8 @@ def schema(keys: str = TEXT_KEYS) -> pa.Schema:
 
 def snapshot_type(flags: int) -> int:
     """The place in `SNAPSHOT_TYPES` of a marker's flags."""
+    from headrace.wire.codes import SnapshotFlag  # noqa: PLC0415 - who only names columns need not load the catalogue
+
     if flags & SnapshotFlag.HISTORY:
         return HISTORY
     if flags & SnapshotFlag.DISK:

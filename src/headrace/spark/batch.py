@@ -38,9 +38,8 @@ class _Push:
     never calls this, and filters the rows itself.
     """
 
-    __func__ = DataSourceReader.pushFilters
-
     def __init__(self, reader: DcpBatchReader) -> None:
+        self.__func__ = DataSourceReader.pushFilters
         self._reader = reader
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:

@@ -3,6 +3,7 @@
     {"headrace_offset": 1, "bucket": "travel",
      "vbuckets": {"0": [vbuuid, seqno, place, reach, ...], ...},      a vbucket that is not there stands at 0
      "heads": {"3": vbuuid},                                          where the newest branch is not the position's
+     "roots": {"3": [vbuuid, end]},                                   where it is not the oldest, and the oldest's end
      "rollbacks": {"7": [seqno, vbuuid]}}                             what the batch that ends here gives up first
 
 A position alone does not say what may be kept after a failover. Its batch was read while the vbucket went on: of an
@@ -49,6 +50,13 @@ class RolledBackTo(NamedTuple):
     vbuuid: int
 
 
+class Root(NamedTuple):
+    """The oldest branch of a vbucket that was known, and the seqno at which the next one began."""
+
+    vbuuid: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class VBucketOffset:
     """How far a vbucket was read, on which branch; `head` was the newest branch then."""
@@ -57,6 +65,8 @@ class VBucketOffset:
     seqno: int
     head: int
     places: tuple[Place, ...] = ()
+    root: Root | None = None
+    """The oldest branch then, if it was another one: a failover may take the later ones out of the log."""
 
 
 START = VBucketOffset(0, 0, 0)
@@ -89,6 +99,9 @@ class Offset:
         heads = {str(vbucket): at.head for vbucket, at in rows if at.head != at.vbuuid}
         if heads:
             plain["heads"] = heads
+        roots = {str(vbucket): list(at.root) for vbucket, at in rows if at.root is not None}
+        if roots:
+            plain["roots"] = roots
         if self.rollbacks:
             plain["rollbacks"] = {str(vbucket): list(to) for vbucket, to in sorted(self.rollbacks.items())}
         return plain
@@ -106,9 +119,11 @@ class Offset:
                 f"the checkpoint is of bucket {found}, and the query reads {bucket}: give it another checkpointLocation"
             )
         try:
-            heads = {int(vbucket): int(head) for vbucket, head in plain.get("heads", {}).items()}
+            heads = {int(vbucket): _number(head) for vbucket, head in plain.get("heads", {}).items()}
+            roots = {int(vb): Root(*(_number(each) for each in row)) for vb, row in plain.get("roots", {}).items()}
             vbuckets = {
-                int(vbucket): _row(row, heads.get(int(vbucket), 0)) for vbucket, row in plain["vbuckets"].items()
+                int(vbucket): _row(row, heads.get(int(vbucket), 0), roots.get(int(vbucket)))
+                for vbucket, row in plain["vbuckets"].items()
             }
             rollbacks = {
                 int(vbucket): RolledBackTo(*(_number(each) for each in row))
@@ -119,12 +134,12 @@ class Offset:
         return cls(str(found), vbuckets, rollbacks)
 
 
-def _row(row: list[int], head: int) -> VBucketOffset:
+def _row(row: list[int], head: int, root: Root | None) -> VBucketOffset:
     vbuuid, seqno, *rest = (_number(each) for each in row)
     places = tuple(Place(*pair) for pair in zip(rest[::2], rest[1::2], strict=True))
     if any(not place.seqno <= place.reach or place.seqno > seqno for place in places):
         raise ValueError(f"places {places} at seqno {seqno}")
-    return VBucketOffset(vbuuid, seqno, head or vbuuid, places)
+    return VBucketOffset(vbuuid, seqno, head or vbuuid, places, root)
 
 
 def _number(number: object) -> int:
@@ -144,4 +159,15 @@ def with_place(places: tuple[Place, ...], place: Place) -> tuple[Place, ...]:
     return (near, place) if far == near else (far, near, place)
 
 
-__all__ = ["MARK", "START", "VERSION", "Offset", "OffsetError", "Place", "RolledBackTo", "VBucketOffset", "with_place"]
+__all__ = [
+    "MARK",
+    "START",
+    "VERSION",
+    "Offset",
+    "OffsetError",
+    "Place",
+    "RolledBackTo",
+    "Root",
+    "VBucketOffset",
+    "with_place",
+]

@@ -14,7 +14,7 @@ from headrace.client.options import OnRollback
 from headrace.history import Reason
 from headrace.ids import Seqno, VbUuid
 from headrace.protocol.subscription import branch_of
-from headrace.spark.offsets import Offset, Place, RolledBackTo, VBucketOffset, with_place
+from headrace.spark.offsets import Offset, Place, RolledBackTo, Root, VBucketOffset, with_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,13 +65,30 @@ def judge(at: VBucketOffset, seen: Seen) -> Verdict:
         if at.seqno > high:
             return _keep(at.places, at.seqno, high, Reason.PAST_HIGH_SEQNO)
         return Verdict(seqno=at.seqno, places=with_place(at.places, Place(at.seqno, high)))
-    known = next((vbuuid for vbuuid in (VbUuid(at.head), VbUuid(at.vbuuid)) if log.find(vbuuid) is not None), None)
-    if known is None:
+    limit = _limit(at, log, high)
+    if limit is None:
         return Verdict(seqno=0, because=Reason.UNKNOWN_VBUUID, lost=True)
-    end = log.end_of(known)
-    limit = high if end is None else min(end, high)
     places = at.places if seen.proof is None else with_place(at.places, seen.proof)
     return _keep(places, at.seqno, limit, Reason.PAST_BRANCH if at.seqno > limit else Reason.SNAPSHOT_CUT)
+
+
+def _limit(at: VBucketOffset, log: FailoverLog, high: Seqno) -> int | None:
+    """Give the last seqno that the server's history shares with the one that was read; None when there is none."""
+    for vbuuid in (VbUuid(at.head), VbUuid(at.vbuuid)):
+        if log.find(vbuuid) is not None:
+            end = log.end_of(vbuuid)
+            return high if end is None else min(end, high)
+    # A failover to before a branch began takes the branch out of the log. The oldest one is still there then.
+    if at.root is not None and log.find(VbUuid(at.root.vbuuid)) is not None:
+        end = log.end_of(VbUuid(at.root.vbuuid))
+        return min(at.root.end, high) if end is None else min(at.root.end, end, high)
+    return None
+
+
+def _root(log: FailoverLog, vbuuid: int) -> Root | None:
+    oldest = log.entries[-1].vbuuid
+    end = log.end_of(oldest)
+    return None if end is None or oldest == vbuuid else Root(oldest, end)
 
 
 def _keep(places: tuple[Place, ...], seqno: int, limit: int, because: Reason) -> Verdict:
@@ -112,7 +129,8 @@ def plan(start: Offset, seen: Mapping[int, Seen], limits: Limits) -> Offset:
     rollbacks = {}
     for vbucket, end in ends.items():
         verdict, log = verdicts[vbucket], seen[vbucket].log
-        vbuckets[vbucket] = VBucketOffset(branch_of(log, end), end, log.latest.vbuuid, verdict.places)
+        branch = branch_of(log, end)
+        vbuckets[vbucket] = VBucketOffset(branch, end, log.latest.vbuuid, verdict.places, _root(log, branch))
         if vbucket in back:
             rollbacks[vbucket] = RolledBackTo(verdict.seqno, branch_of(log, verdict.seqno))
     return Offset(start.bucket, vbuckets, rollbacks)

@@ -29,7 +29,7 @@ def starting_offset(options: Options, watch: Watch) -> Offset:
 
 def resolve(name: str, given: str | Mapping[str, Any], bucket: str, watch: Watch) -> Offset:
     """The offset that the value of an option stands for."""
-    sighted = watch.look(all_of_them=True)
+    sighted = watch.look(all_of_them=True, patient=False)
     if given == EARLIEST:
         return Offset(bucket)
     if isinstance(given, dict) and MARK in given:

@@ -8,6 +8,7 @@ or a rollback that was not needed, and never decides what is right.
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
 
     from headrace.ids import VBucketId
     from headrace.spark.options import Options
+
+
+IDLE_S = 0.05
+"""Spark asks a quiet query for news every 10 ms; to answer that often would keep a core busy with 1024 vbuckets."""
 
 
 class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -92,7 +97,10 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 seqnos=None if isinstance(limit, ReadAllAvailable) else self._seqnos(at, seen),
             )
             end = plan(at, seen, limits)
-            return start if end is at else end.to_json()
+            if end is at:
+                time.sleep(IDLE_S)
+                return start
+            return end.to_json()
 
     def _seqnos(self, at: Offset, seen: dict[int, Any]) -> int | None:
         options = self._options

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-from headrace.client import BatchReader, OptionError, Positions
+from headrace.client import BatchReader, ConnectionLostError, OptionError, Positions
 from headrace.client.scout import PAUSE_S, Scout
 from headrace.history import Position, SnapshotRange
 from headrace.ids import Seqno, VBucketId, VbUuid
@@ -56,11 +56,22 @@ class Watch:
 
     # -- looks
 
-    def look(self, *, all_of_them: bool = False) -> dict[VBucketId, Sighting]:
-        """Tell what can be read; waits while nothing can, and with `all_of_them` until everything can."""
+    def look(self, *, all_of_them: bool = False, patient: bool = True) -> dict[VBucketId, Sighting]:
+        """Tell what can be read; waits while nothing can, and with `all_of_them` until everything can.
+
+        The first contact is waited for as well, unless told not to be: a new query may have a wrong address.
+        """
+        began = time.monotonic()
         while True:
             now = time.monotonic()
-            sighted = self.scout.sightings()
+            try:
+                sighted = self.scout.sightings()
+            except ConnectionLostError:
+                limit = self._options.give_up_s
+                if not patient or (limit is not None and now > began + limit):
+                    raise
+                time.sleep(PAUSE_S)
+                continue
             wanted = {VBucketId(each) for each in self._wanted or range(self.scout.vbuckets)}
             self._check(wanted)
             missing = wanted - sighted.keys()
