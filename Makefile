@@ -1,5 +1,5 @@
 # Everything a developer or CI runs. Nothing here asks a question.
-# PYTHON chooses the interpreter of a new .venv; FUZZ_SECONDS bounds `make fuzz`.
+# PYTHON chooses the interpreter of a new .venv; FUZZ_SECONDS bounds `make fuzz`; DEMO has options of `headrace demo`.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -9,18 +9,24 @@ SHELL := /bin/bash
 PYTHON ?= python3
 FUZZ_SECONDS ?= 30
 WORKERS ?= 2
+DEMO ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RUNTIME := $(VENV)/.installed-runtime
 
 export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup system-deps test lint docs-check format docs bench fuzz pins clean
+.PHONY: help demo setup system-deps test lint docs-check format docs bench fuzz pins clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: $(RUNTIME) ## Set up, and show a table that stays equal to its bucket through a crash; DEMO=--exit ends it
+	@tools/system-deps java
+	$(BIN)/headrace demo $(DEMO)
 
 setup: $(STAMP) system-deps ## Make .venv with everything in it; does work only when a list changed
 
@@ -30,6 +36,13 @@ $(BIN)/pip:
 	        "$$($(PYTHON) --version 2>&1 || true). Try: make setup PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	    echo "cannot make a virtual environment (on Debian: apt-get install python3-venv)" >&2; exit 1; }
+
+# What a user needs, and no more: for the demo.
+$(RUNTIME): pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing headrace with Spark and Delta into $(VENV); Spark alone is 450 MB." >&2
+	$(BIN)/pip install --quiet --constraint constraints.txt hatchling editables
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[delta,node,spark]'
+	@touch $@
 
 # The build backend comes first and by its pin: an isolated build would fetch the newest one.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/pip
@@ -61,11 +74,12 @@ format: setup ## Format, and fix what ruff can fix
 docs: setup ## Write the generated reference pages
 	$(BIN)/python tools/generate_docs.py
 
-bench: setup ## Measure decoding, the store, the node beside memcached, and its streams: some 20 minutes
+bench: setup ## Measure decoding, the store, the node beside memcached, its streams, and Spark: some 30 minutes
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/kv.py
 	$(BIN)/python benchmarks/stream.py
+	$(BIN)/python benchmarks/spark.py
 
 fuzz: setup ## Fuzz the decoder for FUZZ_SECONDS (30)
 	@mkdir -p .fuzz

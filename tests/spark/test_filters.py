@@ -25,7 +25,7 @@ from headrace.spark.filters import Wanted, push
 
 def rows(*found: dict[str, Any]) -> pa.RecordBatch:
     """Change rows with some columns set."""
-    return pa.RecordBatch.from_pylist([{"event": "mutation", **each} for each in found], schema=schema())
+    return pa.RecordBatch.from_pylist([{"event": "mutation", "seqno": 5, **each} for each in found], schema=schema())
 
 
 KEYS = rows({"key": "a1"}, {"key": "a2"}, {"key": "b1", "event": "deletion"}, {"key": None, "event": "rollback"})
@@ -92,6 +92,8 @@ def test_rows_that_are_kept():
     assert kept(Wanted(events=frozenset({"deletion"}))) == ["b1", None]
     assert kept(Wanted(keys=frozenset({"a2"}))) == ["a2", None]
     assert kept(Wanted(prefix="a", keys=frozenset({"a2", "b1"}))) == ["a2", None]
+    assert kept(Wanted(seqno_from=6)) == kept(Wanted(seqno_to=4)) == [None]
+    assert kept(Wanted(seqno_from=5, seqno_to=5)) == ["a1", "a2", "b1", None]
 
 
 def test_times():

@@ -6,12 +6,15 @@ connection  get, set, delete                              connection, transport
 vbuckets    which vbucket a key belongs to                vbuckets
 items       flags, datatype and expiry of a value         items
 loading     many sets in blocks, each row accounted for   loading
+writing     many writes, over all nodes of a bucket       writing, writing_delivery, _frames, _journal, _lanes
 errors      what a server's status means                  errors
 
 options     what a reader of changes is told              options, planning, positions
 readers     sockets that block, or an event loop          reader, aio
 follower    all nodes and streams, without a socket       follower, nodes, link, cluster_map, manifest
 events      what a reader gives, and when                 events, changes, sifting, taken, mitigation
+ranges      planned ranges, read once and whole           ranges, scout
+tap         a dump of a server that is too old for DCP    tap_dump, tap_node, tap_rows
 
 What reads changes needs Arrow and the kernel, and is imported when it is first asked for.
 """
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from headrace.client.options import ChangeOptions, OnRollback, OptionError
     from headrace.client.positions import Positions, PositionsError
     from headrace.client.reader import BatchReader, ChangeReader
+    from headrace.client.writing import BucketWriter, ItemVersion, NotWrittenError, WriteCounts
 
 __all__ = [
     "DEFAULT_BUCKET",
@@ -72,6 +76,7 @@ __all__ = [
     "Batch",
     "BatchReader",
     "Beside",
+    "BucketWriter",
     "BusyError",
     "Change",
     "ChangeOptions",
@@ -82,6 +87,7 @@ __all__ = [
     "ConnectionLostError",
     "InternalError",
     "InvalidError",
+    "ItemVersion",
     "KeyExistsError",
     "KvConnection",
     "LoadRow",
@@ -94,6 +100,7 @@ __all__ = [
     "NotMyVBucketError",
     "NotStoredError",
     "NotSupportedError",
+    "NotWrittenError",
     "OnRollback",
     "OptionError",
     "OutOfMemoryError",
@@ -109,6 +116,7 @@ __all__ = [
     "TemporaryFailureError",
     "TooBigError",
     "UnknownCommandError",
+    "WriteCounts",
     "beside",
     "count_vbuckets",
     "error_of",
@@ -122,10 +130,13 @@ _HOMES = {
     "AsyncChangeReader": "aio",
     "Batch": "events",
     "BatchReader": "reader",
+    "BucketWriter": "writing",
     "Change": "changes",
     "ChangeOptions": "options",
     "ChangeReader": "reader",
     "ClusterMap": "cluster_map",
+    "ItemVersion": "writing",
+    "NotWrittenError": "writing",
     "OnRollback": "options",
     "OptionError": "options",
     "Positions": "positions",
@@ -135,6 +146,7 @@ _HOMES = {
     "SnapshotMarked": "changes",
     "StreamEnded": "events",
     "StreamStarted": "events",
+    "WriteCounts": "writing",
 }
 
 

@@ -50,7 +50,9 @@ class Wanted:
     @property
     def everything(self) -> bool:
         """Whether no row is left out once the ranges are right."""
-        return self.events is None and self.keys is None and self.prefix is None and self.since_s is None
+        bounded = self.seqno_from > 0 or self.seqno_to < _LONG_MAX
+        named = self.events is not None or self.keys is not None or self.prefix is not None
+        return not (bounded or named or self.since_s is not None)
 
     def may_hold(self, vbucket: int, vbuckets: int, *, hashed: bool) -> bool:
         """Whether a vbucket can hold a wanted row; `hashed` tells that keys lie where clients put them."""
@@ -64,7 +66,9 @@ class Wanted:
         """Leave out the rows that are not wanted; a rollback is always."""
         if self.everything:
             return rows
-        masks = []
+        # A range of changes is cut already; of documents, everything is read.
+        seqnos = rows.column("seqno")
+        masks = [pc.and_(pc.greater_equal(seqnos, self.seqno_from), pc.less_equal(seqnos, self.seqno_to))]
         if self.events is not None:
             masks.append(pc.is_in(rows.column("event"), pa.array(sorted(self.events), pa.string())))
         if self.keys is not None:

@@ -182,7 +182,7 @@ OPTIONS = (
     Option("passwordFile", _text, None, _ALL, "In place of `password`: the file whose first line it is, on the driver."),
     Option("tlsCa", _text, None, _ALL, "A file with the certificates to trust (PEM), on the driver and on each executor; the system's otherwise."),
     Option("timeout", _seconds, 10.0, _ALL, "How long a server may take to connect and to answer."),
-    Option("giveUp", _seconds, 60.0, _DCP, "How long a vbucket may be unreachable before the job fails. Until then it is tried again, here and wherever the cluster says it went."),
+    Option("giveUp", _seconds, 60.0, _READ, "How long a vbucket may be unreachable before the job fails. Until then it is tried again, here and wherever the cluster says it went."),
     Option("mode", _choice(CHANGES, DOCUMENTS), CHANGES, _DCP, "`changes`: every change. `documents`: of each document the newest version, and nothing of those that are gone; in batch only. In a write: rows as this source gives them, or documents with a key; the columns tell without a word."),
     Option("scope", _text, None, _READ, "Only this scope: its default collection, or those in `collections` without a scope of their own."),
     Option("collections", _names, None, _READ, "Only these collections, as `scope.collection` or, with `scope`, by their name; `*` for all of them. Without it, what is in the default collection."),
