@@ -23,6 +23,7 @@ from tools.reference.node_page import node_page
 from tools.reference.plain_commands import plain_command_pages
 from tools.reference.python_page import python_page
 from tools.reference.rows_page import rows_page
+from tools.reference.spark_page import spark_page
 from tools.reference.stats_page import stats_page
 from tools.reference.testing_page import testing_page
 
@@ -47,6 +48,7 @@ def pages() -> dict[str, str]:
         "reference/stats.md": stats_page(),
         "reference/python.md": python_page(),
         "reference/testing.md": testing_page(),
+        "reference/spark-options.md": spark_page(),
         **plain_command_pages(),
     }
 

@@ -10,6 +10,10 @@ import typer
 
 from headrace import __version__
 from headrace.cli.chaos import chaos
+from headrace.cli.compare import EPILOG as COMPARE_EPILOG
+from headrace.cli.compare import compare
+from headrace.cli.demo import EPILOG as DEMO_EPILOG
+from headrace.cli.demo import demo
 from headrace.cli.explain import EPILOG, explain
 from headrace.cli.failover import EPILOG as FAILOVER_EPILOG
 from headrace.cli.failover import failover
@@ -23,6 +27,7 @@ from headrace.cli.node import EXIT_INTERRUPTED, node
 from headrace.cli.output import EXIT_OUTPUT, say, silence
 from headrace.cli.replicate import EPILOG as REPLICATE_EPILOG
 from headrace.cli.replicate import replicate
+from headrace.cli.run import run
 from headrace.cli.tail import EPILOG as TAIL_EPILOG
 from headrace.cli.tail import tail
 from headrace.cli.user import user
@@ -63,6 +68,9 @@ app.command(epilog=TAIL_EPILOG)(tail)
 app.command(epilog=REPLICATE_EPILOG)(replicate)
 app.command(epilog=MOVE_EPILOG)(move)
 app.command(epilog=FAILOVER_EPILOG)(failover)
+app.command(epilog=COMPARE_EPILOG)(compare)
+app.command(epilog=DEMO_EPILOG)(demo)
+app.add_typer(run, name="run")
 app.add_typer(user, name="user")
 app.add_typer(chaos, name="chaos")
 

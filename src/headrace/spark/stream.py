@@ -82,9 +82,10 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Let the query end at what there is now."""
+        """Let the query end at what there is now; the first thing that Spark asks of such a query, be it new or not."""
         with told():
-            self._caps = {vb: each.high for vb, each in self._watching.look(all_of_them=True).items()}
+            sighted = self._watching.look(all_of_them=True, patient=False)
+            self._caps = {vb: each.high for vb, each in sighted.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Plan the next batch: its end, within the limits, and what is to be rolled back before it."""

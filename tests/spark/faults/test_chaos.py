@@ -1,0 +1,175 @@
+"""Trouble that a node makes under a running query: failovers, rollbacks, purges, broken and slow connections."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headrace.client import NotFoundError
+from headrace.testing import Chaos, LiveNode
+from tests.spark.faults.buckets import Bucket, Writers
+from tests.spark.faults.copies import EVENT, FAIL, REBUILD, Copy
+from tests.spark.faults.queries import Query, connection_to
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+VBUCKETS = 8
+FIRST = [f"key-{number}" for number in range(1000)]
+OURS = "headrace-spark*"
+"""What the connections of the source are called."""
+
+
+@pytest.fixture(params=[1, 2], ids=["one node", "two nodes"])
+def nodes(request: pytest.FixtureRequest) -> Iterator[list[LiveNode]]:
+    """A node, or two that share the vbuckets, with a few items."""
+    started = [LiveNode(vbuckets=VBUCKETS) for _ in range(request.param)]
+    try:
+        for each in started:
+            each.start()
+        with Bucket(*started) as bucket:
+            bucket.share()
+            bucket.fill(FIRST)
+        yield started
+    finally:
+        for each in started:
+            each.stop()
+
+
+@pytest.mark.parametrize("on_rollback", [REBUILD, EVENT])
+@pytest.mark.parametrize("lost", [0, 1, 25])
+def test_a_failover_is_undone(spark: SparkSession, nodes: list[LiveNode], tmp_path: Path, on_rollback: str, lost: int):
+    """Whatever was lost by a failover of some vbuckets, once and again, the copy ends equal."""
+    options = {"connection": connection_to(*nodes), "onRollback": on_rollback}
+    with Bucket(*nodes) as bucket, Query(spark, options, tmp_path, Copy(on_rollback)) as running:
+        running.until_rows(len(FIRST))
+        with Writers(*nodes) as writers:
+            for _ in range(2):
+                writers.wait(40)
+                for place, node in enumerate(nodes):
+                    node.chaos.failover([vb for vb in (0, 1, 2, 3) if vb % len(nodes) == place], lost=lost)
+            writers.wait(40)
+            writers.stop()
+        running.ends_equal(bucket.documents({*FIRST, *writers.keys}))
+        back = {row.vbucket for row in running.copy.rollbacks}
+    assert back <= {0, 1, 2, 3}
+    if lost == 25:  # more than a batch that was just under way
+        assert back == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("on_rollback", [REBUILD, EVENT])
+def test_a_rollback_to_an_early_seqno_is_undone(
+    spark: SparkSession, nodes: list[LiveNode], tmp_path: Path, on_rollback: str
+):
+    """A vbucket that goes back to its beginning, and one that goes back to its middle, end equal."""
+    options = {"connection": connection_to(*nodes), "onRollback": on_rollback, "maxOffsetsPerTrigger": 200}
+    with Bucket(*nodes) as bucket, Query(spark, options, tmp_path, Copy(on_rollback)) as running:
+        running.until_rows(len(FIRST))
+        node_of = {vb: nodes[vb % len(nodes)] for vb in (0, 1)}
+        node_of[0].chaos.rollback(0, to=0)
+        node_of[1].chaos.rollback(1, to=60)
+        bucket.fill([f"new-{number}" for number in range(100)])
+        keys = {*FIRST, *(f"new-{number}" for number in range(100))}
+        running.ends_equal(bucket.documents(keys))
+        assert {row.vbucket for row in running.copy.rollbacks} == {0, 1}
+
+
+@pytest.mark.parametrize("node", [8], indirect=True)
+@pytest.mark.parametrize("on_rollback", [REBUILD, EVENT, FAIL])
+def test_a_purge_is_data_loss(spark: SparkSession, node: LiveNode, tmp_path: Path, on_rollback: str):
+    """A query that missed purged deletions stops and tells; with `failOnDataLoss` false it reads anew, and is equal."""
+    options = {"connection": connection_to(node), "onRollback": on_rollback}
+    copy = Copy(on_rollback)
+    with Bucket(node) as bucket:
+        bucket.fill(FIRST)
+        with Query(spark, options, tmp_path, copy) as running:
+            running.until_rows(len(FIRST))
+        for key in FIRST[::4]:
+            bucket.delete(key)
+        node.flush()
+        node.chaos.purge()
+        bucket.fill(["after"])
+        with Query(spark, options, tmp_path, copy) as running:
+            said = running.until_failed()
+        assert re.search(r"vbucket \d+ stands at seqno \d+, holds up to 0 \(.+\)", said), said
+        assert "Set failOnDataLoss to false" in said
+        if on_rollback == FAIL:
+            options["onRollback"] = copy.on_rollback = REBUILD
+        with Query(spark, {**options, "failOnDataLoss": False}, tmp_path, copy) as running:
+            running.ends_equal(bucket.documents([*FIRST, "after"]))
+            assert {row.seqno for row in copy.rollbacks} == {0}
+
+
+@pytest.fixture
+def node(request: pytest.FixtureRequest) -> Iterator[LiveNode]:
+    """An empty node."""
+    with LiveNode(vbuckets=request.param) as started:
+        yield started
+
+
+def cut_mid_message(chaos: Chaos) -> None:
+    """Cut connections in the middle of a message."""
+    chaos.cut(name=OURS, after_messages=20, mid_message=True)
+
+
+def cut_each_again(chaos: Chaos) -> None:
+    """Cut every connection after some bytes, and those that come instead, for a while."""
+    chaos.cut(name=OURS, after_bytes=5000, again=True)
+    time.sleep(1.5)
+    chaos.calm()
+
+
+def end_streams(chaos: Chaos) -> None:
+    """End streams for several reasons."""
+    for reason in ("state_changed", "too_slow", "disconnected", "closed"):
+        with suppress(NotFoundError):  # between two batches there is no stream
+            chaos.end(reason=reason, name=OURS)
+        time.sleep(0.1)
+
+
+def refuse_streams(chaos: Chaos) -> None:
+    """Refuse streams for a moment, and say once that the vbucket is elsewhere."""
+    chaos.refuse("temporary_failure", count=10, name=OURS)
+    chaos.refuse("not_my_vbucket", count=2, name=OURS)
+
+
+def freeze_and_thaw(chaos: Chaos) -> None:
+    """Let connections fall silent for a second."""
+    chaos.freeze(name=OURS)
+    time.sleep(1)
+    chaos.thaw(name=OURS)
+
+
+def slow_down(chaos: Chaos) -> None:
+    """Let streams crawl for a while."""
+    chaos.slow(20_000, name=OURS)
+    time.sleep(1.5)
+    chaos.calm()
+
+
+TROUBLES = [cut_mid_message, cut_each_again, end_streams, refuse_streams, freeze_and_thaw, slow_down]
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda each: each.__name__)
+def test_a_bad_line_changes_nothing(
+    spark: SparkSession, nodes: list[LiveNode], tmp_path: Path, trouble: Callable[[Chaos], None]
+):
+    """Connections that break, end, refuse, fall silent or crawl cost time and no row: no rollback even with `fail`."""
+    options = {"connection": connection_to(*nodes), "onRollback": FAIL, "maxOffsetsPerTrigger": 300, "timeout": 3}
+    with Bucket(*nodes) as bucket, Query(spark, options, tmp_path, Copy(FAIL)) as running:
+        with Writers(*nodes) as writers:
+            running.until_rows(100)
+            for _ in range(2):
+                for node in nodes:
+                    trouble(node.chaos)
+                writers.wait(50)
+            writers.stop()
+        running.ends_equal(bucket.documents({*FIRST, *writers.keys}))
+        assert not running.copy.rollbacks

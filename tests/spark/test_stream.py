@@ -1,0 +1,210 @@
+"""`spark.readStream.format("dcp")` on a node in this program: what a query reads, in which order, and when it ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headrace.client import BatchReader, ChangeOptions
+from headrace.testing import LiveNode
+from headrace.wire.catalogue import Flush
+from tests.spark.faults.buckets import Bucket, Writers
+from tests.spark.faults.copies import EVENT, REBUILD, Copy, difference, rows_of
+from tests.spark.faults.queries import Query, connection_to
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+VBUCKETS = 16
+FIRST = [f"key-{number}" for number in range(1500)]
+
+
+@pytest.fixture
+def node() -> Iterator[LiveNode]:
+    """A node with a few items."""
+    with LiveNode(vbuckets=VBUCKETS) as started:
+        with Bucket(started) as bucket:
+            bucket.fill(FIRST)
+        yield started
+
+
+@pytest.fixture
+def bucket(node: LiveNode) -> Iterator[Bucket]:
+    """The bucket of the node."""
+    with Bucket(node) as opened:
+        yield opened
+
+
+def expire(node: LiveNode) -> None:
+    """Let the node look for items whose time is over, as it does every few seconds."""
+    opened = node.running.services.buckets.get("default")
+    assert opened is not None
+    node._on_loop(opened.pager.expire)
+
+
+def read_now(spark: SparkSession, node: LiveNode, folder: Path, copy: Copy | None = None, **options: object) -> Copy:
+    """Read with AvailableNow until the query ends by itself."""
+    copy = copy or Copy()
+    given = {"connection": connection_to(node), **options}
+    with Query(spark, given, folder, copy, available_now=True) as running:
+        assert running.query.awaitTermination(60), "the query does not end"
+        assert running.query.exception() is None
+    return copy
+
+
+@pytest.mark.parametrize("on_rollback", [REBUILD, EVENT])
+def test_a_copy_ends_equal_after_sets_deletions_expirations_and_a_flush(
+    spark: SparkSession, node: LiveNode, bucket: Bucket, tmp_path: Path, on_rollback: str
+):
+    """While writers go on, and after each thing that removes items, the copy ends equal; no row comes twice."""
+    keys = {*FIRST, *(f"brief-{number}" for number in range(100))}
+    options = {"connection": connection_to(node), "onRollback": on_rollback}
+    with Query(spark, options, tmp_path, Copy(on_rollback)) as running:
+        with Writers(node, count=2) as writers:
+            keys |= writers.keys
+            running.until_rows(len(FIRST))
+            for number in range(100):
+                bucket.set(f"brief-{number}", b"soon gone", expiry=1)
+            for key in FIRST[::3]:
+                bucket.delete(key)
+            writers.wait(200)
+            time.sleep(1.5)
+            writers.stop()
+        expire(node)
+        truth = bucket.documents(keys)
+        assert not any(key.startswith("brief") for key in truth)
+        running.ends_equal(truth)
+        node.items.request(Flush())
+        bucket.set("after", b"the flush", flags=3, expiry=1000)
+        running.ends_equal(bucket.documents({*keys, "after"}))
+        events = {row.event for table in running.copy.batches.values() for row in rows_of(table)}
+    assert events == {"mutation", "deletion", "expiration"}
+    assert list(running.copy.documents()) == ["after"]
+    assert not running.copy.rollbacks
+
+
+def test_available_now_ends_by_itself_while_writers_go_on(
+    spark: SparkSession, node: LiveNode, bucket: Bucket, tmp_path: Path
+):
+    """It has what was there when it began, and the next run has the rest."""
+    with Writers(node, count=2, pause_s=0.0005) as writers:
+        writers.wait(50)
+        copy = read_now(spark, node, tmp_path, maxOffsetsPerTrigger=700)
+        writers.wait(10)
+        writers.stop()
+    assert len(copy.batches) > 1
+    assert set(FIRST) <= copy.documents().keys()
+    read_now(spark, node, tmp_path, copy, maxOffsetsPerTrigger=700)
+    assert not difference(copy.documents(), bucket.documents({*FIRST, *writers.keys}))
+    assert copy.order == sorted(set(copy.order))
+
+
+def test_a_restarted_query_goes_on_from_its_checkpoint(
+    spark: SparkSession, node: LiveNode, bucket: Bucket, tmp_path: Path
+):
+    """Each of many runs brings what came since the last one, and nothing twice, whenever a run was stopped."""
+    copy, keys = Copy(EVENT), set(FIRST)
+    options = {"connection": connection_to(node), "maxOffsetsPerTrigger": 400, "onRollback": EVENT}
+    with Writers(node, pause_s=0.001) as writers:
+        for run in range(4):
+            with Query(spark, options, tmp_path, copy) as running:
+                running.until_rows(copy.rows + 300 * (run + 1))
+        writers.stop()
+    with Query(spark, options, tmp_path, copy) as running:
+        running.ends_equal(bucket.documents(keys | writers.keys))
+    assert not copy.rollbacks
+
+
+def test_a_batch_has_no_more_offsets_than_it_may(spark: SparkSession, node: LiveNode, tmp_path: Path):
+    """`maxOffsetsPerTrigger` bounds the rows of every batch, and all but the last are full."""
+    copy = read_now(spark, node, tmp_path, maxOffsetsPerTrigger=400)
+    assert [table.num_rows for table in copy.batches.values()] == [400, 400, 400, 300]
+
+
+def test_a_batch_has_about_as_many_bytes_as_it_may(spark: SparkSession, node: LiveNode, bucket: Bucket, tmp_path: Path):
+    """`maxBytesPerTrigger` holds for like values within a tenth, counting keys, values and what frames them."""
+    for number in range(600):
+        bucket.set(f"large-{number}", b"x" * 2000)
+    start = {str(vb): high for vb, high in _highs_before_large(node).items()}
+    copy = read_now(spark, node, tmp_path, maxBytesPerTrigger=200_000, startingOffsets=json.dumps(start))
+    sizes = [sum(len(row["value"]) + len(row["key"]) for row in each.to_pylist()) for each in copy.batches.values()]
+    assert sum(sizes) > 600 * 2000
+    assert max(sizes) < 1.1 * 200_000
+    assert min(sizes[:-1]) > 0.8 * 200_000
+
+
+def _highs_before_large(node: LiveNode) -> dict[int, int]:
+    """The seqnos before the large items: those of `FIRST` are one a key."""
+    with Bucket(node) as bucket:
+        counts = dict.fromkeys(range(VBUCKETS), 0)
+        for key in FIRST:
+            counts[bucket.vbucket_of(key)] += 1
+    return counts
+
+
+def test_from_latest_comes_only_what_is_new(spark: SparkSession, node: LiveNode, bucket: Bucket, tmp_path: Path):
+    """`startingOffsets` latest begins with the first change after the start of the query."""
+    options = {"connection": connection_to(node), "startingOffsets": "latest"}
+    with Query(spark, options, tmp_path, Copy()) as running:
+        running.query.processAllAvailable()
+        assert not running.copy.rows
+        bucket.fill(["new-1", "new-2"])
+        running.until_rows(2)
+        assert running.copy.documents().keys() == {"new-1", "new-2"}
+
+
+@pytest.mark.parametrize("form", ["seqnos", "vbuuids", "saved positions"])
+def test_from_given_positions(spark: SparkSession, node: LiveNode, bucket: Bucket, tmp_path: Path, form: str):
+    """JSON positions, with branches or without, and those that `headrace tail --save` writes, begin right after."""
+    with BatchReader(ChangeOptions(connection=connection_to(node)), until="now") as reader:
+        for _ in reader:
+            pass
+        positions = reader.positions
+    given: dict[str, Any] = {
+        "seqnos": {str(vb): high for vb, high in node.high_seqnos().items()},
+        "vbuuids": {str(vb): {"vbuuid": at.vbuuid, "seqno": at.seqno} for vb, at in positions.vbuckets.items()},
+        "saved positions": json.loads(positions.to_json()),
+    }
+    keys = [f"later-{number}" for number in range(40)]
+    bucket.fill(keys)
+    bucket.delete("key-1")
+    copy = read_now(spark, node, tmp_path, startingOffsets=json.dumps(given[form]))
+    assert copy.rows == 41
+    assert copy.documents().keys() == set(keys)
+
+
+def test_two_queries_do_not_disturb_each_other(spark: SparkSession, node: LiveNode, bucket: Bucket, tmp_path: Path):
+    """Both end equal, also when one of them is stopped and started again meanwhile."""
+    options = {"connection": connection_to(node)}
+    one, two = Copy(), Copy(EVENT)
+    with Writers(node, pause_s=0.001) as writers, Query(spark, options, tmp_path / "one", one) as running:
+        for rows in (500, 1700):
+            with Query(spark, {**options, "onRollback": EVENT}, tmp_path / "two", two) as other:
+                other.until_rows(rows)
+        writers.wait(100)
+        writers.stop()
+        truth = bucket.documents({*FIRST, *writers.keys})
+        running.ends_equal(truth)
+        with Query(spark, {**options, "onRollback": EVENT}, tmp_path / "two", two) as other:
+            other.ends_equal(truth)
+    assert not one.rollbacks
+    assert not two.rollbacks
+
+
+def test_a_quiet_bucket_makes_no_batches(spark: SparkSession, node: LiveNode, tmp_path: Path):
+    """When everything is read there is no batch until something changes."""
+    with Query(spark, {"connection": connection_to(node)}, tmp_path, Copy()) as running:
+        running.until_rows(len(FIRST))
+        running.query.processAllAvailable()
+        before = list(running.copy.order)
+        time.sleep(2)
+        assert running.copy.order == before
+        node.write({"one more": "x"})
+        running.until_rows(len(FIRST) + 1)
+        assert len(running.copy.order) == len(before) + 1
