@@ -159,6 +159,20 @@ def test_what_a_failover_takes_back_is_undone(job: Job, node: LiveNode):
     job.check()
 
 
+def test_a_batch_that_is_being_read_is_broken_off(job: Job, node: LiveNode, capfd: pytest.CaptureFixture[str]):
+    """A stop does not wait for a slow server, Java has nothing to say about it, and the next run reads the batch."""
+    node.write({f"large-{number}": "x" * 10_000 for number in range(100)})
+    node.chaos.slow(20_000)
+    running = Running(job.materialization())
+    running.until((job.checkpoint / "offsets" / "0").exists)
+    time.sleep(2.0)
+    assert running.stop().batches == 0
+    assert "StackOverflow" not in capfd.readouterr().err
+    node.chaos.calm()
+    job.once()
+    assert job.check() == 460
+
+
 def test_a_failover_in_the_middle_of_a_run(job: Job, node: LiveNode):
     """The run goes on by itself, and ends equal."""
     running = Running(job.materialization(maxOffsetsPerTrigger="200"))

@@ -1,8 +1,10 @@
 import logging
 import os
 import re
+import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -48,6 +50,8 @@ spark = session(master="local[2]", conf={"spark.driver.memory": "1g"})
 print("python", spark.sparkContext.pythonExec == sys.executable, "PYSPARK_PYTHON" in os.environ)
 print("ui", spark.sparkContext.uiWebUrl)
 print("timeZone", spark.conf.get("spark.sql.session.timeZone"))
+folder = spark.conf.get("spark.python.unix.domain.socket.dir", "")
+print("sockets", any(name.endswith(".sock") for name in os.listdir(folder)))
 print("partitions", spark.conf.get("spark.sql.shuffle.partitions"))
 rows = spark.read.format("dcp").option("connection", sys.argv[1]).load().where("seqno = 1 and vbucket = 0")
 print("rows", rows.count())
@@ -64,14 +68,15 @@ print("listens", len(listens) >= 3, set(listens) <= {"0100007F", "00000000000000
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks into /proc")
 def test_a_session_needs_nothing_from_its_environment(spark_command_env: dict[str, str]):
     """With no variable set, a session finds Java, runs its own Python, reads a bucket, is quiet and on loopback."""
-    environment = without(spark_command_env, "JAVA_HOME", "PYSPARK_PYTHON", "SPARK_LOCAL_IP", "VIRTUAL_ENV")
+    unset = ("JAVA_HOME", "PYSPARK_PYTHON", "SPARK_LOCAL_IP", "VIRTUAL_ENV", "TMPDIR")
+    environment = without(spark_command_env, *unset)
     with LiveNode(vbuckets=1) as node:
         node.write(3)
         done = run(FIRST, environment, node.connection_string)
     first, ui, *rest = done.stdout.splitlines()
     assert first == "python True False"
     assert re.fullmatch(r"ui http://127\.0\.0\.1:\d+", ui)
-    assert rest == ["timeZone UTC", "partitions 8", "rows 1", "listens True True"]
+    assert rest == ["timeZone UTC", "sockets True", "partitions 8", "rows 1", "listens True True"]
     noise = [line for line in done.stderr.splitlines() if "incubator" not in line and "SparkUI" not in line]
     assert noise == []
 
@@ -192,6 +197,23 @@ def test_passwords_stay_hidden(monkeypatch: pytest.MonkeyPatch, given: str, used
     assert "spark.redaction.regex" not in started_with(monkeypatch).settings
 
 
+def test_rows_go_through_sockets_that_are_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A local session has Unix sockets in a folder for the user alone, but not where the path would be too long."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        settings = started_with(monkeypatch, temporary=None).settings
+        folder = Path(settings["spark.python.unix.domain.socket.dir"])
+        assert settings["spark.python.unix.domain.socket.enabled"] == "true"
+        assert folder.parent == Path(short)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        refused = started_with(monkeypatch, temporary=None, conf={"spark.python.unix.domain.socket.enabled": False})
+        assert refused.settings["spark.python.unix.domain.socket.enabled"] == "false"
+        assert "spark.python.unix.domain.socket.dir" not in refused.settings
+        cluster = started_with(monkeypatch, temporary=None, master="spark://host:7077").settings
+    assert not [name for name in cluster if "socket" in name]
+    assert not [name for name in started_with(monkeypatch, temporary=tmp_path).settings if "socket" in name]
+
+
 def test_java_options_are_added_to(monkeypatch: pytest.MonkeyPatch):
     """Options for Java that do not speak of logging are kept beside those that make the driver quiet."""
     options = started_with(monkeypatch, conf={"spark.driver.extraJavaOptions": "-Xss4m"}).settings[
@@ -210,9 +232,16 @@ class Started:
 
 
 def started_with(
-    monkeypatch: pytest.MonkeyPatch, *, keep: tuple[str, ...] = (), java: Mapping[str, str] = NOTHING, **given: Any
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    keep: tuple[str, ...] = (),
+    java: Mapping[str, str] = NOTHING,
+    temporary: Path | None = Path("/nowhere"),
+    **given: Any,
 ) -> Started:
     """Ask for a session up to the moment at which Spark would start, and give what was decided by then."""
+    if temporary is not None:
+        monkeypatch.setattr(tempfile, "tempdir", f"{temporary}/{'x' * 100}")
     for name in ("PYSPARK_PYTHON", "SPARK_LOCAL_IP", "SPARK_REMOTE"):
         if name not in keep:
             monkeypatch.delenv(name, raising=False)

@@ -118,8 +118,12 @@ class Progress:
     seconds: float = 0.0
 
 
-class _StoppedError(Exception):
-    """A batch came after the end: Spark is not to take it for done."""
+class _NotCommittedError(Exception):
+    """Tells Spark that a batch is not done. The reason stays here.
+
+    Spark looks for causes in the text of an exception by a regular expression that overflows Java's stack on a long
+    one, as that of a job which was broken off when the query was stopped.
+    """
 
 
 class Materialization:
@@ -225,14 +229,14 @@ class Materialization:
         self._started.wait()
         try:
             self._commit(batch, frame.toArrow())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - `run` raises it
             self._failure = error
-            raise
+            raise _NotCommittedError from None
 
     def _commit(self, batch: int, rows: pa.Table) -> None:
         with self._committing:
             if self._stopping:
-                raise _StoppedError
+                raise _NotCommittedError
             self.progress.commits += self._target.take(self._application, batch, rows)
             self._target.tidy()
         self.progress.batches += 1

@@ -6,8 +6,10 @@ What it takes care of, and why:
 - Workers run the Python that runs the driver. Spark starts `python3` of PATH otherwise, in which a virtual environment
   has no part; `spark.pyspark.python` in a builder changes nothing there, only the variable PYSPARK_PYTHON does.
 - With a local master nothing listens on the network: driver, block manager and UI stay on loopback.
-- A local checkpoint is written without starting programs. Spark's default manager runs `readlink` through Hadoop for
-  each file; it took 40 to 70 ms of a micro-batch of 170 ms.
+- With a local master, rows go between Java and Python through Unix sockets in a folder that only the user can enter:
+  1.3 to 1.6 times as fast as over TCP, Spark's default, with ready-made batches of rows of 256 bytes on two cores.
+- With a local master, a micro-batch takes 125 ms where it took 170: Spark's default manager of checkpoints has Hadoop
+  run `readlink`, several times for each file.
 - Timestamps are read and shown in UTC, as `changed_at` means them.
 - Filters reach the source in a batch read, which Spark leaves off.
 
@@ -16,12 +18,14 @@ What the caller gives in `conf` wins over all of it.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import pkgutil
 import re
 import shutil
 import sys
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +58,10 @@ _LOCAL_SETTINGS = {
 }
 _PARTITIONS_PER_CORE = 4
 """Of a shuffle, with a local master. Spark's 200 are for a cluster, and a stateful stream has them for its life."""
+_SOCKETS = "spark.python.unix.domain.socket"
+_SOCKET_PATH_MAX = 103
+"""The shortest that any system has for the path of a Unix socket; Spark fails where one is longer."""
+_SOCKET_NAME = len("/.01234567-89ab-cdef-0123-456789abcdef.sock")
 _SECRET = re.compile("(?i)secret|password|token|access[.]?key")
 _REDACTED = "spark.redaction.regex"
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -93,6 +101,8 @@ def session(
     settings = {"spark.app.name": app_name, **_settings(where), **asked}
     _redact(settings)
     _be_quiet(settings)
+    if where.startswith("local"):
+        _use_sockets(settings)
     with _environment(_variables(where, settings)):
         started = _start(settings)
     if not _finds_formats(started):
@@ -175,6 +185,20 @@ def _be_quiet(settings: dict[str, str]) -> None:
     if "log4j" in given or theirs or not ours.is_file():
         return
     settings[_JAVA_OPTIONS] = f'{given} "-Dlog4j2.configurationFile={ours.as_uri()}"'.strip()
+
+
+def _use_sockets(settings: dict[str, str]) -> None:
+    """Have Java and the workers speak through Unix sockets, where the system's folder for such things allows it.
+
+    Spark does not ask who connects there, so that the folder has to be private. It goes when the interpreter ends, and
+    after Spark: what is registered first is run last.
+    """
+    chosen = f"{_SOCKETS}.enabled" in settings or f"{_SOCKETS}.dir" in settings
+    if chosen or len(tempfile.gettempdir()) + len("/headrace-01234567") + _SOCKET_NAME > _SOCKET_PATH_MAX:
+        return
+    folder = tempfile.mkdtemp(prefix="headrace-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    settings.update({f"{_SOCKETS}.enabled": "true", f"{_SOCKETS}.dir": folder})
 
 
 def _variables(master: str, settings: Mapping[str, str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ OURS = "headrace-spark*"
 """What the connections of the source are called."""
 
 
-@pytest.fixture(params=[1, 2], ids=["one node", "two nodes"])
+@pytest.fixture(params=[pytest.param(1, id="one node"), pytest.param(2, id="two nodes", marks=pytest.mark.slow)])
 def nodes(request: pytest.FixtureRequest) -> Iterator[list[LiveNode]]:
     """A node, or two that share the vbuckets, with a few items."""
     started = [LiveNode(vbuckets=VBUCKETS) for _ in range(request.param)]

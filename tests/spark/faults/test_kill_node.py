@@ -151,10 +151,10 @@ def test_kills_at_any_moment(
     options = {
         "connection": connection_to(*servers),
         "onRollback": on_rollback,
-        "maxOffsetsPerTrigger": chance.choice([50, 400, 5000]),
+        "maxOffsetsPerTrigger": chance.choice([150, 500, 5000]),
     }
     with Bucket(*servers) as bucket, Query(spark, options, tmp_path / "checkpoint", Copy(on_rollback)) as running:
-        with Writers(*servers, count=2, pause_s=0.001, seed=seed) as writers:
+        with Writers(*servers, count=2, pause_s=0.005, seed=seed) as writers:
             bucket.fill(FIRST)
             running.until_rows(1)  # a new query on a node that is away is told so at once
             for _ in range(4):
