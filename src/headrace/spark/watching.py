@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from headrace.history import FailoverLog
     from headrace.spark.offsets import Offset, VBucketOffset
 
+SWEEP_S = 2.0
+"""So often the branch of a vbucket is looked at that has nothing new by its seqno: after a failover, changes on the new
+branch may have brought it to the same seqno again."""
+
 REFUSAL_S = 60.0
 """So often it is asked of a position whether the server would go on from it: purges are rare."""
 
@@ -48,6 +52,7 @@ class Watch:
         self._proofs: dict[VBucketId, tuple[int, Place]] = {}
         """Of a vbucket: the branch and the place at its position, seen while that branch was the newest."""
         self._refused_at: dict[VBucketId, float] = {}
+        self._logged_at: dict[VBucketId, float] = {}
         self._away_since: dict[VBucketId, float] = {}
 
     def close(self) -> None:
@@ -95,6 +100,7 @@ class Watch:
         """Fetch failover logs; one that cannot be had is left out."""
         found = self.scout.logs(vbuckets) if vbuckets else {}
         self._logs.update(found)
+        self._logged_at.update(dict.fromkeys(found, time.monotonic()))
         return found
 
     def newest_branch(self, vbucket: VBucketId) -> int:
@@ -129,10 +135,10 @@ class Watch:
 
     def _is_settled(self, vbucket: VBucketId, here: VBucketOffset, sighted: Sighting) -> bool:
         """Whether there is nothing to read, and the position is known to be whole."""
-        if here.seqno != sighted.high:
-            return False
+        if here.seqno != sighted.high or time.monotonic() > self._logged_at.get(vbucket, float("-inf")) + SWEEP_S:
+            return not here.seqno and not sighted.high
         proof = self._proofs.get(vbucket)
-        return not here.seqno or (proof is not None and proof == (here.head, Place(here.seqno, here.seqno)))
+        return proof is not None and proof == (here.head, Place(here.seqno, here.seqno))
 
     def _highs(self, highs: dict[VBucketId, Seqno], caps: Mapping[VBucketId, int] | None) -> dict[VBucketId, int]:
         bounded: dict[VBucketId, int] = dict(highs)
