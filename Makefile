@@ -40,13 +40,13 @@ $(BIN)/pip:
 # What a user needs, and no more: for the demo.
 $(RUNTIME): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing headrace with Spark and Delta into $(VENV); Spark alone is 450 MB." >&2
-	$(BIN)/pip install --quiet --constraint constraints.txt hatchling editables
+	$(BIN)/pip install --quiet --constraint constraints.txt hatchling editables setuptools wheel
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[delta,node,spark]'
 	@touch $@
 
-# The build backend comes first and by its pin: an isolated build would fetch the newest one.
+# The build backends come first and by their pins, ours and pyspark's: an isolated build would fetch the newest ones.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/pip
-	$(BIN)/pip install --quiet --constraint constraints.txt hatchling editables
+	$(BIN)/pip install --quiet --constraint constraints.txt hatchling editables setuptools wheel
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
