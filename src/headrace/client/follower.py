@@ -69,6 +69,9 @@ if TYPE_CHECKING:
 
 SYSTEM_EVENT = EVENTS[SYSTEM]
 
+NEEDED_S = 0.05
+"""A node of which everything was read keeps its link for so long."""
+
 UNPLANNED_PAUSE_S = 1.0
 """How often the map is asked for while a vbucket is at no node that tells its seqno."""
 
@@ -119,6 +122,10 @@ class Follower:
         """The opaque of each vbucket's last stream request: the end of an older stream may come after it."""
         self._knows_ends: set[Link] = set()
         self._last_error: HeadraceError | None = None
+        self._open: Subscription | None = None
+        self._needed_by: tuple[object, ...] = ()
+        self._needed_at = float("-inf")
+        self._needed_nodes: list[Address] = []
         self._observer: Observer | None = None
         self._serial = 0
 
@@ -130,7 +137,11 @@ class Follower:
         held = self._observer is not None and bool(self._observer.held)
         if self.nodes.cluster is None or self._unplanned or self.events or held:
             return False
-        return all(each.phase is Phase.FINISHED for each in self._subscriptions.values())
+        # It is asked after each turn, and a bucket has a thousand vbuckets: the one that was open last mostly still is.
+        if self._open is None or self._open.phase is Phase.FINISHED:
+            open_ones = (each for each in self._subscriptions.values() if each.phase is not Phase.FINISHED)
+            self._open = next(open_ones, None)
+        return self._open is None
 
     @property
     def positions(self) -> Positions:
@@ -146,6 +157,7 @@ class Follower:
         self._plan = plan
         self._subscriptions.clear()
         self._waiting.clear()
+        self._open = None
         if self.nodes.cluster is not None:
             self._begin(len(self.nodes.cluster.copies))
             self._map_answered()
@@ -176,7 +188,7 @@ class Follower:
         if self._unplanned and now >= self.nodes.map_asked_at + UNPLANNED_PAUSE_S:
             self.nodes.map_wanted = True
         self.nodes.ask_for_map(now, self._map_answered)
-        for link in self.nodes.have(self._needed(), set(self._asked_at.values()), self, now):
+        for link in self.nodes.have(self._needed_now(), set(self._asked_at.values()), self, now):
             self._drop(link)
         self._ask_for_streams()
         if self._observer is not None:
@@ -226,6 +238,15 @@ class Follower:
             self._drop(link)
 
     # -- nodes and plans
+
+    def _needed_now(self) -> list[Address]:
+        """Give the nodes that are needed; looked up anew when map, links or plans are others, and now and then."""
+        links = tuple((address, link.state) for address, link in self.nodes.links.items())
+        by = (self.nodes.cluster, links, len(self._unplanned), len(self._subscriptions))
+        if by != self._needed_by or self._now >= self._needed_at + NEEDED_S:
+            self._needed_nodes = self._needed()
+            self._needed_by, self._needed_at = by, self._now
+        return self._needed_nodes
 
     def _needed(self) -> list[Address]:
         """The nodes that hold what is still to be read, or to be observed; and seeds, while the map is wanting."""

@@ -81,13 +81,19 @@ def decode_changes(data: bytes | bytearray | memoryview, settings: Settings, pos
     consumed = int(report[s.CONSUMED])
     stopped = int(report[s.STOPPED])
     return Changes(
-        rows=_Columns(room, report, settings).batch(),
+        rows=_Columns(room, report, settings).batch() if report[s.ROWS] else _no_rows(settings.keys),
         controls=room.beside(int(report[s.CONTROLS]), settings),
         consumed_bytes=consumed,
         flow_bytes=int(report[s.FLOW_BYTES]),
         more=stopped in (s.BATCH_FULL, s.ANSWERED),
         error=_reason(received, consumed, settings, positions) if stopped == s.BAD_FRAME else None,
     )
+
+
+@cache
+def _no_rows(keys: str) -> pa.RecordBatch:
+    """A batch without a row: one for each answer to a stream request, and a bucket has a thousand of those."""
+    return pa.RecordBatch.from_pylist([], schema=schema(keys))
 
 
 def _reason(
