@@ -242,7 +242,7 @@ class Follower:
     def _needed_now(self) -> list[Address]:
         """Give the nodes that are needed; looked up anew when map, links or plans are others, and now and then."""
         links = tuple((address, link.state) for address, link in self.nodes.links.items())
-        by = (self.nodes.cluster, links, len(self._unplanned), len(self._subscriptions))
+        by = (self.nodes.cluster, links, len(self._unplanned), len(self._subscriptions), self._open)
         if by != self._needed_by or self._now >= self._needed_at + NEEDED_S:
             self._needed_nodes = self._needed()
             self._needed_by, self._needed_at = by, self._now
