@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from headrace.client.positions import Positions
 
 WAIT_S_MAX = 3600.0
+BULK_BYTES = 64 * 1024
+"""Who sent so much at once has more: it is waited for, a moment, before what is there is decoded."""
+BULK_WAIT_MS = 2
 _READ_BYTES_MIN = 64 * 1024
 _SEND_BYTES = 1 << 20
 
@@ -139,11 +142,19 @@ class _Line:
                 try:
                     count = self.socket.recv_into(room[filled:])
                 except self._waits:
+                    if BULK_BYTES <= filled < len(room) // 2 and self._more_soon():
+                        continue
                     break
                 if not count:
                     return filled, True
                 filled += count
         return filled, False
+
+    def _more_soon(self) -> bool:
+        """Wait a moment for more of what flows: a batch costs much the same, however few its rows are."""
+        ready = select.poll()
+        ready.register(self.socket, select.POLLIN)
+        return bool(ready.poll(BULK_WAIT_MS))
 
     def flush(self) -> None:
         """Send what the socket takes."""

@@ -13,7 +13,8 @@ from headrace.client.ranges import Range
 from headrace.columns import TEXT_KEYS
 from headrace.spark.documents import read_documents
 from headrace.spark.filters import Wanted, push
-from headrace.spark.options import DOCUMENTS, EARLIEST
+from headrace.spark.offsets import Offset
+from headrace.spark.options import DOCUMENTS, EARLIEST, LATEST
 from headrace.spark.planning import Limits, Seen, plan
 from headrace.spark.reading import read_share
 from headrace.spark.sharing import Share, share_out, tasks_for
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import Filter, InputPartition
 
-    from headrace.spark.offsets import Offset
     from headrace.spark.options import Options
 
 
@@ -81,8 +81,10 @@ class DcpBatchReader(DataSourceReader):
     def _ranges(self, watch: Watch) -> list[Range]:
         options, wanted = self._options, self._wanted
         start = starting_offset(options, watch)
-        ends = resolve("endingOffsets", options.ending_offsets, options.bucket, watch)
-        sighted = watch.look(all_of_them=True)
+        ends = Offset(options.bucket)
+        if options.ending_offsets != LATEST:
+            ends = resolve("endingOffsets", options.ending_offsets, options.bucket, watch)
+        sighted = watch.sighted
         logs = watch.logs(set(sighted))
         seen = {
             int(vbucket): Seen(int(sighted[vbucket].high), log)
