@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILD = ["hatchling", "editables", "setuptools", "wheel"]  # the build of the project, and of pyspark, which has no wheel
+BUILD = ["hatchling", "editables", "setuptools", "wheel"]  # our build, and that of pyspark, which has no wheel
 HEADER = "# Written by `make pins`. Exact versions for `.[dev]` and the build; pip reads them with -c.\n"
 
 
