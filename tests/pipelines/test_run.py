@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from headrace.cli.run import EXAMPLES
 from headrace.client import ClientError, KvConnection
@@ -178,14 +179,17 @@ def test_a_kill_of_the_driver_loses_and_doubles_nothing(tmp_path: Path, to: str)
         assert check_equal(node.connection_string, to, tmp_path) >= 500
 
 
-def _lose(node: Server, server: str) -> None:
-    """Kill a node that has written changes to nobody's disk."""
+def _lose(node: Server, server: str, table: Path) -> None:
+    """Kill a node that has written changes to nobody's disk, when a table has some of them."""
     chaos = Chaos(server)
     chaos.pause()
     with KvConnection(node.host, node.port) as items:
         for number in range(300):
             items.set(b"lost-%d" % number, b"x")
-    time.sleep(2.0)
+    end = time.monotonic() + WAIT_S
+    while "lost-0" not in DeltaTable(table).to_pyarrow_table(columns=["key"])["key"].to_pylist():
+        assert time.monotonic() < end
+        time.sleep(0.1)
     node.kill()
     time.sleep(0.5)
     node.start()
@@ -205,7 +209,7 @@ def test_a_node_that_is_killed_with_lost_changes(tmp_path: Path):
         with materialize(server, "delta:t", "--every", "200ms", cwd=tmp_path) as command:
             command.until(lambda told: told["rows"] >= 300)
             writer = Writer(lambda: node.port)
-            _lose(node, server)
+            _lose(node, server, tmp_path / "t")
             command.until(lambda told: told["rollbacks"] > 0)
             writer.stop()
             assert command.end(signal.SIGTERM) == 143

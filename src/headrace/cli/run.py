@@ -243,18 +243,25 @@ class _Asked:
 def _spark_says(spark: "SparkSession", level: str) -> Iterator[None]:
     """Let Spark say no more than is asked for, and stop it at the end.
 
-    Its Python side logs each error with a stack trace, before the error is told; and it cannot be stopped when its
-    Java process is gone.
+    Its Python side logs each error with a stack trace, before the error is told; its workers' parent prints one when
+    Spark stops while a worker starts; and it cannot be stopped when its Java process is gone.
     """
     spark.sparkContext.setLogLevel(level)
     if level == QUIET:
         logging.disable()
+        _hush(spark)
     try:
         yield
     finally:
         with suppress(Exception):
             spark.stop()
         logging.disable(logging.NOTSET)
+
+
+def _hush(spark: "SparkSession") -> None:
+    """Let nobody hear what workers print: Java passes it on to the stream that it has for errors when they start."""
+    java: Any = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no other way to Java
+    java.java.lang.System.setErr(java.java.io.PrintStream(java.java.io.OutputStream.nullOutputStream()))
 
 
 class _Materialize:
