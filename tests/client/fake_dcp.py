@@ -84,6 +84,10 @@ class FakeCluster:
         self.has_map = True
         self.serves_dead = False
 
+    def connect(self, node: int) -> "FakeConnection":
+        """Take a connection at a node."""
+        return FakeConnection(self, node)
+
     def config(self) -> bytes:
         if not self.has_map:
             return b""
@@ -283,14 +287,19 @@ class FakeConnection:
                     **common,  # type: ignore[arg-type]
                 )
             )
-        seqno, key, value = left[0]
-        stream.after = seqno
+        stream.after = left[0][0]
+        self.show(vbucket, stream, left[0])
+        return True
+
+    def show(self, vbucket: int, stream: _Stream, change: tuple[int, bytes, bytes | None]) -> None:
+        """Send one change."""
+        common = {"opaque": Opaque(stream.opaque), "vbucket": VBucketId(vbucket)}
+        seqno, key, value = change
         item = {"by_seqno": Seqno(seqno), "rev_seqno": 1, "key": key, "cas": Cas(seqno), **common}
         if value is None:
             self.send(w.Deletion(**item))  # type: ignore[arg-type]
         else:
             self.send(w.Mutation(value=value, nru=0, **item))  # type: ignore[arg-type]
-        return True
 
 
 class Shell:
@@ -359,7 +368,7 @@ class Shell:
             if place in self.cluster.down:
                 self.lose(link, "cannot connect")
                 continue
-            self.peers[link] = FakeConnection(self.cluster, place)
+            self.peers[link] = self.cluster.connect(place)
             self._budget[link] = self.cuts.pop(0) if self.cuts else None
             self.follower.connected(link, self.now)
         return moved
@@ -416,7 +425,7 @@ def served(cluster: FakeCluster) -> Iterator[FakeCluster]:
 
     def serve(connection: socket.socket, place: int) -> None:
         with lock:
-            peer = FakeConnection(cluster, place)
+            peer = cluster.connect(place)
         with connection, suppress(OSError):
             connection.settimeout(0.02)
             while not ended.is_set() and not peer.closed:

@@ -33,7 +33,7 @@ def scout(node: LiveNode) -> Iterator[Scout]:
 @pytest.fixture
 def reader(node: LiveNode) -> Iterator[RangeReader]:
     """Somebody who reads."""
-    with RangeReader(ChangeOptions(connection=node.connection_string, give_up_s=5)) as made:
+    with RangeReader(ChangeOptions(connection=node.connection_string, give_up_s=20)) as made:
         yield made
 
 

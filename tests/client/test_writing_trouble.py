@@ -21,6 +21,8 @@ from headrace.wire.catalogue import (
     DeleteWithMeta,
     DeleteWithMetaQ,
     GetClusterConfig,
+    Hello,
+    HelloReply,
     Noop,
     Set,
     SetQ,
@@ -28,7 +30,7 @@ from headrace.wire.catalogue import (
     StatEntry,
     StoringWithMeta,
 )
-from headrace.wire.codes import Status, WithMetaOption
+from headrace.wire.codes import Feature, Status, WithMetaOption
 from tests.certificates import certificate
 from tests.client.servers import HOST, Answer, Scripted, couchbase, memcached, opcode_of, refused, scripted, text
 from tests.client.writes import CAS, VBUCKETS, Kept, key_of, meta_of, options, put_many
@@ -258,6 +260,32 @@ def test_a_bucket_that_settles_by_time_is_told_that_it_may():
         put_many(writer, 2)
         writer.finish()
     assert [each.options for each in moody.writes] == [WithMetaOption.FORCE_ACCEPT] * 2
+
+
+@pytest.mark.parametrize(
+    ("granted", "sent"),
+    [
+        ((Feature.SELECT_BUCKET, Feature.XATTR), WithMetaOption.SKIP_CONFLICT_RESOLUTION),
+        ((Feature.SELECT_BUCKET,), WithMetaOption.FORCE),
+    ],
+    ids=["since 5.0", "before"],
+)
+def test_conflicts_are_skipped_by_the_bit_that_the_server_knows(granted: tuple[int, ...], sent: WithMetaOption):
+    """One bit and not both: the old one may let a write in at a replica, the new one means nothing to old servers."""
+
+    class Aged(Moody):
+        def answer(self, request: Request) -> Answer:
+            if isinstance(request, Hello):
+                return HelloReply(opcode=opcode_of(request), opaque=request.opaque, features=granted)
+            return super().answer(request)
+
+    moody = Aged(lambda _request, _tries: [])
+    with moody.writer() as writer:
+        writer.set_version("", b"a", b"1", ItemVersion(0, 0, 2, CAS), skips_conflicts=True)
+        writer.delete_version("", b"b", b"", ItemVersion(0, 9, 2, CAS), skips_conflicts=True)
+        writer.set_version("", b"c", b"1", ItemVersion(0, 0, 2, CAS))
+        writer.finish()
+    assert {each.key: each.options for each in moody.writes} == {b"a": sent, b"b": sent, b"c": None}
 
 
 def test_answers_that_nobody_asked_for():

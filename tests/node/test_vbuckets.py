@@ -190,19 +190,27 @@ def test_the_newer_version_of_an_item_wins(own: Talk):
     assert own.receive().status == Status.KEY_EXISTS
 
 
-def test_conflicts_can_be_left_unsettled(own: Talk):
-    """Force takes any version; to regenerate the CAS gives it one of ours."""
+@pytest.mark.parametrize("skips", [WithMetaOption.SKIP_CONFLICT_RESOLUTION, WithMetaOption.FORCE], ids=str)
+def test_conflicts_can_be_left_unsettled(own: Talk, skips: WithMetaOption):
+    """To skip takes any version, by the bit of today and by that of old; to regenerate the CAS gives it one of ours."""
     own.get(Set(key=b"f", value=b"here"), Mutated)
-    force = SetWithMeta(
-        key=b"f", value=b"there", rev_seqno=1, item_cas=7, options=WithMetaOption.SKIP_CONFLICT_RESOLUTION
-    )
-    assert own.get(force, Mutated).cas == 7
-    options = WithMetaOption.SKIP_CONFLICT_RESOLUTION | WithMetaOption.REGENERATE_CAS
+    assert own.get(SetWithMeta(key=b"f", value=b"there", rev_seqno=1, item_cas=7, options=skips), Mutated).cas == 7
+    assert own.get(DeleteWithMeta(key=b"f", rev_seqno=1, item_cas=6, options=skips), Mutated).cas == 6
+    options = skips | WithMetaOption.REGENERATE_CAS
     fresh = SetWithMeta(key=b"f", value=b"there", rev_seqno=1, item_cas=7, options=options)
     assert own.get(fresh, Mutated).cas > 7
     assert own.status(SetWithMeta(key=b"f", rev_seqno=9, item_cas=0)) == Status.KEY_EXISTS
     assert own.status(SetWithMeta(key=b"f", rev_seqno=9, item_cas=9, cas=Cas(3))) == Status.KEY_EXISTS
     assert own.status(SetWithMeta(key=b"none", rev_seqno=9, item_cas=9, cas=Cas(3))) == Status.KEY_NOT_FOUND
+
+
+def test_a_write_that_may_come_to_a_bucket_by_time_is_settled_all_the_same(own: Talk):
+    """That a write is accepted whatever settles conflicts does not say that there are none."""
+    accept = WithMetaOption.FORCE_ACCEPT
+    own.get(SetWithMeta(key=b"a", value=b"here", rev_seqno=5, item_cas=7, options=accept), Mutated)
+    older = SetWithMeta(key=b"a", value=b"there", rev_seqno=4, item_cas=8, options=accept)
+    assert own.status(older) == Status.KEY_EXISTS
+    assert own.get(Get(key=b"a"), Item).value == b"here"
 
 
 def test_a_cas_from_elsewhere_moves_the_clock(own: Talk):

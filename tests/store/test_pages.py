@@ -54,7 +54,7 @@ def walked(reader: LmdbReader, first: int, room_bytes: int) -> tuple[bytes, int]
         assert walk is not None
         parts, room = [], bytearray(room_bytes)
         while True:
-            size = walk.fill(room)
+            size = walk.fill(room, len(room))
             if walk.outcome == TOO_LARGE:
                 assert size > len(room)
                 room = bytearray(size)
@@ -137,7 +137,7 @@ def test_damage_is_found_or_harmless(tmp_path_factory: pytest.TempPathFactory, s
                     view[at : at + 8] = seed.randbytes(8)  # type: ignore[attr-defined]
             room, total = bytearray(1 << 16), 0
             while walk.outcome == MORE and total < 64 << 20:
-                size = walk.fill(room)
+                size = walk.fill(room, len(room))
                 if walk.outcome == TOO_LARGE:
                     break
                 total += size

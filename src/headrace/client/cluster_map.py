@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.client.address import Address
 from headrace.client.errors import AddressError, ConnectionLostError, ServerAnswerError
 from headrace.client.vbuckets import VBUCKETS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.wire.catalogue import VBucketSeqno
 
 _HOST = "$HOST"
 
@@ -67,6 +72,14 @@ class ClusterMap:
         return cls(version=(-1, 0), nodes=(node,), copies=((0,),) * vbuckets, bucket_uuid=str(node))
 
     @classmethod
+    def alone_with(cls, node: Address, held: Sequence[VBucketSeqno]) -> ClusterMap:
+        """The map of a server that nobody told of its cluster, as one that was started by hand: what it holds."""
+        vbuckets = max((row.vbucket for row in held), default=-1) + 1
+        if not vbuckets:
+            raise ServerAnswerError(f"{node}: it has no cluster config and no vbuckets")
+        return cls.alone(node, vbuckets)
+
+    @classmethod
     def together(cls, maps: list[ClusterMap]) -> ClusterMap:
         """Lay maps of several buckets of one name together: a vbucket is where the first of them says that it is."""
         if len(maps) == 1:
@@ -91,6 +104,22 @@ class ClusterMap:
         return tuple(self.nodes[place] for place in self.copies[vbucket] if place >= 0)
 
 
+def take_map(maps: dict[str, ClusterMap], found: ClusterMap, bucket: str) -> None:
+    """Keep the newest map of each bucket of one name, by its uuid; one with other vbuckets is another bucket.
+
+    Nodes that nobody made a cluster of have a map each, and are told apart by the bucket's uuid.
+    """
+    for each in maps.values():
+        if len(each.copies) != len(found.copies):
+            raise ServerAnswerError(
+                f"bucket {bucket} has {len(found.copies)} vbuckets at {found.nodes[0]}, and "
+                f"{len(each.copies)} at {each.nodes[0]}: it is another bucket"
+            )
+    known = maps.get(found.bucket_uuid)
+    if known is None or found.version >= known.version:
+        maps[found.bucket_uuid] = found
+
+
 def _extended(node: dict[str, Any], dialled: Address) -> Address:
     services = node["services"]
     host = node.get("hostname") or dialled.host
@@ -108,4 +137,4 @@ def _address(host: str, port: str | int, dialled: Address) -> Address:
     return Address.checked(dialled.host if host == _HOST else host.strip("[]"), int(port), tls=dialled.tls)
 
 
-__all__ = ["ClusterMap"]
+__all__ = ["ClusterMap", "take_map"]

@@ -99,6 +99,12 @@ class NoBucketError(StatusError):
     meaning = "no bucket is selected"
 
 
+class NoCollectionError(StatusError):
+    """There is no such collection, or no more."""
+
+    meaning = "there is no such collection"
+
+
 class LockedError(StatusError):
     """The item is locked for a while."""
 
@@ -164,6 +170,7 @@ _BY_STATUS: dict[int, type[StatusError]] = {
     Status.NOT_STORED: NotStoredError,
     Status.NOT_MY_VBUCKET: NotMyVBucketError,
     Status.NO_BUCKET: NoBucketError,
+    Status.UNKNOWN_COLLECTION: NoCollectionError,
     Status.LOCKED: LockedError,
     Status.WOULD_THROTTLE: BusyError,
     Status.AUTH_STALE: AuthFailedError,

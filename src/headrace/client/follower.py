@@ -158,6 +158,10 @@ class Follower:
         self._subscriptions.clear()
         self._waiting.clear()
         self._open = None
+        # Servers answer in order: the names are there before the changes of a collection that came meanwhile.
+        for link in self.nodes.ready():
+            if link.collections is not None:
+                link.learn_collections(now)
         if self.nodes.cluster is not None:
             self._begin(len(self.nodes.cluster.copies))
             self._map_answered()
@@ -242,7 +246,7 @@ class Follower:
     def _needed_now(self) -> list[Address]:
         """Give the nodes that are needed; looked up anew when map, links or plans are others, and now and then."""
         links = tuple((address, link.state) for address, link in self.nodes.links.items())
-        by = (self.nodes.cluster, links, len(self._unplanned), len(self._subscriptions), self._open)
+        by = (self.nodes.cluster, links, len(self._unplanned), len(self._subscriptions), self._open is None)
         if by != self._needed_by or self._now >= self._needed_at + NEEDED_S:
             self._needed_nodes = self._needed()
             self._needed_by, self._needed_at = by, self._now

@@ -29,7 +29,7 @@ from headrace.client.errors import (
     UnknownCommandError,
     error_of,
 )
-from headrace.client.manifest import Collections
+from headrace.client.manifest import Collections, ask_collections
 from headrace.client.opening import Ask, opening
 from headrace.client.sifting import Streams
 from headrace.columns import Controls, Settings, decode_changes
@@ -53,7 +53,7 @@ from headrace.wire.catalogue import (
     StreamEnd,
     Text,
 )
-from headrace.wire.codes import Feature, Status
+from headrace.wire.codes import Feature
 from headrace.wire.dialects import Dialect
 from headrace.wire.limits import HEADER_BYTES
 from headrace.wire.message import Response, ServerRequest
@@ -254,7 +254,10 @@ class Link:
         granted = yield from opening(options.login(self.address), tuple(wanted))
         cluster = yield from self._cluster_map()
         if options.collections is not None:
-            yield from self._read_manifest(granted, options.collections)
+            self.collections = yield from ask_collections(self.address, granted, options.collections)
+        if self.collections is not None:
+            self.stream_filter = self.collections.stream_filter(options.collections or (), source=str(self.address))
+            self._settings = dataclasses.replace(self._settings, collections=self.collections.names)
         self.streams = Streams(len(cluster.copies))
         yield Ask(Open(name=self._name.encode(), flags=options.open_flags), Response, f"streams at {self.address}")
         for key, value in self._controls():
@@ -273,32 +276,17 @@ class Link:
             config = None
         if config is not None and config.value:
             return ClusterMap.parse(config.value, dialled=self.address)
-        # A server that nobody told of its cluster, as one that was started by hand.
         held = yield Ask(GetAllVBSeqnos(), Seqnos, f"the vbuckets of {self.address}")
-        vbuckets = max((row.vbucket for row in held.seqnos), default=-1) + 1
-        if not vbuckets:
-            raise ServerAnswerError(f"{self.address}: it has no cluster config and no vbuckets")
-        return ClusterMap.alone(self.address, vbuckets)
+        return ClusterMap.alone_with(self.address, held.seqnos)
 
-    def _read_manifest(self, granted: frozenset[int], wanted: tuple[str, ...]) -> Generator[Ask, Any, None]:
-        """Learn the names of collections; without those on the server, everything is in the default one."""
-        if Feature.COLLECTIONS not in granted:
-            if wanted:
-                raise error_of(f"collections at {self.address}", Status.NOT_SUPPORTED, b"the server has none")
-            return
-        manifest = yield Ask(GetCollectionsManifest(), Text, f"the collections of {self.address}")
-        self.collections = Collections.parse(manifest.value, source=str(self.address))
-        self.stream_filter = self.collections.stream_filter(wanted, source=str(self.address))
-        self._settings = dataclasses.replace(self._settings, collections=self.collections.names)
-
-    def learn_collections(self) -> None:
-        """Ask for the names again: a collection came or went."""
+    def learn_collections(self, now: float | None = None) -> None:
+        """Ask for the names again: a collection came or went, or may have while nobody read."""
 
         def answered(reply: Response) -> None:
             if isinstance(reply, Text) and self.collections is not None:
                 self.collections.names.update(Collections.parse(reply.value, source=str(self.address)).names)
 
-        self.ask(GetCollectionsManifest(), answered)
+        self.ask(GetCollectionsManifest(), answered, now=now)
 
     def _controls(self) -> list[tuple[bytes, bytes]]:
         options = self._options

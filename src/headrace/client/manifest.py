@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.client.errors import ServerAnswerError, error_of
-from headrace.wire.codes import Status
+from headrace.client.opening import Ask
+from headrace.wire.catalogue import GetCollectionsManifest, Text
+from headrace.wire.codes import Feature, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from headrace.client.address import Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +52,21 @@ class Collections:
         return json.dumps({"uid": self.uid, "collections": [f"{by_name[name]:x}" for name in wanted]}).encode()
 
 
-__all__ = ["Collections"]
+def ask_collections(
+    address: Address, granted: frozenset[int], wanted: tuple[str, ...]
+) -> Generator[Ask, Any, Collections | None]:
+    """Ask for the names of collections, and see that those that are wanted are there; see `opening`.
+
+    None where the server has no collections: everything is in the default one.
+    """
+    if Feature.COLLECTIONS not in granted:
+        if wanted:
+            raise error_of(f"collections at {address}", Status.NOT_SUPPORTED, b"the server has none")
+        return None
+    manifest = yield Ask(GetCollectionsManifest(), Text, f"the collections of {address}")
+    found = Collections.parse(manifest.value, source=str(address))
+    found.stream_filter(wanted, source=str(address))
+    return found
+
+
+__all__ = ["Collections", "ask_collections"]

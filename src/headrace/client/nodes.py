@@ -10,8 +10,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from headrace.client.cluster_map import ClusterMap
-from headrace.client.errors import ServerAnswerError
+from headrace.client.cluster_map import ClusterMap, take_map
 from headrace.client.link import Link, LinkState
 from headrace.protocol.subscription import RETRY_S_MAX, Backoff
 from headrace.wire.catalogue import GetClusterConfig, Text
@@ -156,14 +155,7 @@ class Nodes:
 
     def take_map(self, cluster: ClusterMap) -> None:
         """Take a map in; a bucket that has another number of vbuckets is another bucket."""
-        if self.cluster is not None and len(cluster.copies) != len(self.cluster.copies):
-            raise ServerAnswerError(
-                f"bucket {self._options.bucket} has {len(cluster.copies)} vbuckets at {cluster.nodes[0]}, and "
-                f"{len(self.cluster.copies)} at {self.cluster.nodes[0]}: it is another bucket"
-            )
-        known = self._maps.get(cluster.bucket_uuid)
-        if known is None or cluster.version >= known.version:
-            self._maps[cluster.bucket_uuid] = cluster
+        take_map(self._maps, cluster, self._options.bucket)
         self.cluster = ClusterMap.together(list(self._maps.values()))
 
 

@@ -40,6 +40,8 @@ WAIT_S_MAX = 3600.0
 BULK_BYTES = 64 * 1024
 """Who sent so much at once has more: it is waited for, a moment, before what is there is decoded."""
 BULK_WAIT_MS = 2
+BULK_PIECE_BYTES = 256 * 1024
+"""What has to come, meanwhile, for the waiting thread to be woken before that moment is over."""
 _READ_BYTES_MIN = 64 * 1024
 _SEND_BYTES = 1 << 20
 
@@ -142,7 +144,7 @@ class _Line:
                 try:
                     count = self.socket.recv_into(room[filled:])
                 except self._waits:
-                    if BULK_BYTES <= filled < len(room) // 2 and self._more_soon():
+                    if BULK_BYTES <= filled < len(room) // 2 and self._more_soon(len(room) // 2 - filled):
                         continue
                     break
                 if not count:
@@ -150,11 +152,18 @@ class _Line:
                 filled += count
         return filled, False
 
-    def _more_soon(self) -> bool:
-        """Wait a moment for more of what flows: a batch costs much the same, however few its rows are."""
+    def _more_soon(self, bytes_wanted: int) -> bool:
+        """Wait a moment for more of what flows: a batch costs much the same, however few its rows are.
+
+        The system is asked not to wake this thread for every piece of it.
+        """
         ready = select.poll()
         ready.register(self.socket, select.POLLIN)
-        return bool(ready.poll(BULK_WAIT_MS))
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(bytes_wanted, BULK_PIECE_BYTES))
+        try:
+            return bool(ready.poll(BULK_WAIT_MS))
+        finally:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
     def flush(self) -> None:
         """Send what the socket takes."""

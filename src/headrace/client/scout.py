@@ -5,8 +5,8 @@ disk everywhere. It blocks, has one connection for each node, and keeps them.
 
 A node that does not answer is left out of an answer, and so is a vbucket that nobody owns: who asks decides how long to
 wait for them. Nothing is left out without a trace: `trouble` says what went wrong last. Only what waiting cannot mend
-is raised: a wrong password, a bucket that is not there, a server of another kind; and the first contact, if no server
-answers at all.
+is raised: a wrong password, a bucket or a collection that is not there, a server of another kind; and the first
+contact, if no server answers at all.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from headrace.client.cluster_map import ClusterMap
-from headrace.client.connection import NodeConnection
+from headrace.client.cluster_map import ClusterMap, take_map
+from headrace.client.connection import FEATURES, NodeConnection
 from headrace.client.errors import (
     AuthFailedError,
     ClientError,
@@ -29,7 +29,9 @@ from headrace.client.errors import (
     UnknownCommandError,
     error_of,
 )
+from headrace.client.manifest import ask_collections
 from headrace.client.mitigation import persisted_of
+from headrace.client.opening import Login, opening
 from headrace.errors import LocalProtocolError
 from headrace.history import FailoverLog as Log
 from headrace.ids import Seqno, VBucketId, VbUuid
@@ -47,9 +49,10 @@ from headrace.wire.catalogue import (
     StreamRequest,
     Text,
 )
-from headrace.wire.codes import OpenFlag, Status, StreamFlag, VBucketState
+from headrace.wire.codes import Feature, OpenFlag, Status, StreamFlag, VBucketState
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from headrace.client.address import Address
@@ -71,6 +74,33 @@ class Sighting(NamedTuple):
 
     node: Address
     high: Seqno
+
+
+class _Line(NodeConnection):
+    """A connection for questions, which speaks of collections where changes of them are wanted.
+
+    To who does not, servers tell how far the default collection came, and not the vbucket (kv_engine,
+    `getAllVBucketSequenceNumbers`).
+    """
+
+    def __init__(self, node: Address, options: ChangeOptions, tls: ssl.SSLContext | None) -> None:
+        self._collections = options.collections
+        super().__init__(
+            node.host,
+            node.port,
+            username=options.username,
+            password=options.password,
+            bucket=options.bucket,
+            tls=tls,
+            timeout_s=options.timeout_s,
+        )
+
+    def _open(self, username: str | None, password: str | None) -> None:
+        login = Login(address=self.address, bucket=self.bucket, username=username, password=password)
+        wanted = FEATURES if self._collections is None else (*FEATURES, Feature.COLLECTIONS)
+        self.features = self._go_through(opening(login, wanted))
+        if self._collections is not None:
+            self._go_through(ask_collections(self.address, self.features, self._collections))
 
 
 class Scout:
@@ -233,15 +263,7 @@ class Scout:
     def _line(self, node: Address) -> NodeConnection:
         if node not in self._lines:
             options = self._options
-            line = NodeConnection(
-                node.host,
-                node.port,
-                username=options.username,
-                password=options.password,
-                bucket=options.bucket,
-                tls=self._tls,
-                timeout_s=options.timeout_s,
-            )
+            line = _Line(node, options, self._tls)
             try:
                 # Servers close a connection that asks for a failover log before it was opened for streams.
                 name = f"{options.name}-scout-{secrets.token_hex(8)}"
@@ -260,15 +282,12 @@ class Scout:
         return ClusterMap.together(list(self._maps.values()))
 
     def _learn_map(self) -> None:
-        """Ask for the map: whom we know, then the seeds, until one leaves no gap.
-
-        Nodes that nobody made a cluster of have a map each, and are told apart by the bucket's uuid.
-        """
+        """Ask for the map: whom we know, then the seeds, until one leaves no gap."""
         self._map_at = time.monotonic()
         known = [node for each in self._maps.values() for node in each.nodes]
         for node in dict.fromkeys([*self._lines, *known, *self._options.seeds]):
             try:
-                self._take_map(self._map_of(self._line(node), node))
+                take_map(self._maps, self._map_of(self._line(node), node), self._options.bucket)
             except (ConnectionLostError, NotFoundError) as error:
                 self._lost(node, error)
                 if isinstance(error, NotFoundError) and not self._maps:
@@ -284,31 +303,16 @@ class Scout:
             assert self.trouble is not None, "a connection string has a seed"
             raise self.trouble
 
-    def _take_map(self, found: ClusterMap) -> None:
-        for each in self._maps.values():
-            if len(each.copies) != len(found.copies):
-                raise ServerAnswerError(
-                    f"bucket {self._options.bucket} has {len(found.copies)} vbuckets at {found.nodes[0]}, and "
-                    f"{len(each.copies)} at {each.nodes[0]}: it is another bucket"
-                )
-        known = self._maps.get(found.bucket_uuid)
-        if known is None or found.version >= known.version:
-            self._maps[found.bucket_uuid] = found
-
     def _map_of(self, line: NodeConnection, node: Address) -> ClusterMap:
         config = line.ask_all([GetClusterConfig()])[0]
         if isinstance(config, Text) and config.value:
             return ClusterMap.parse(config.value, dialled=node)
         if config.status not in (Status.SUCCESS, Status.UNKNOWN_COMMAND, Status.KEY_NOT_FOUND):
             raise error_of(f"the cluster config of {node}", config.status)
-        # A server that nobody told of its cluster, as one that was started by hand.
         held = line.ask_all([GetAllVBSeqnos()])[0]
         if not isinstance(held, Seqnos):
             raise UnknownCommandError(f"the vbuckets of {node}", held.status, "it has no change streams")
-        vbuckets = max((row.vbucket for row in held.seqnos), default=-1) + 1
-        if not vbuckets:
-            raise ServerAnswerError(f"{node}: it has no cluster config and no vbuckets")
-        return ClusterMap.alone(node, vbuckets)
+        return ClusterMap.alone_with(node, held.seqnos)
 
     @staticmethod
     def _log(vbucket: VBucketId, reply: FailoverLog) -> Log:

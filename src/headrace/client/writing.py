@@ -30,7 +30,7 @@ from headrace.client.writing_frames import (
     Form,
 )
 from headrace.client.writing_journal import JOURNAL_BYTES_MAX
-from headrace.wire.codes import WithMetaOption
+from headrace.wire.codes import Feature, WithMetaOption
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from headrace.client.errors import StatusError
     from headrace.client.options import ChangeOptions
 
-_SKIPS = int(WithMetaOption.SKIP_CONFLICT_RESOLUTION)
 _EXPIRED = int(WithMetaOption.IS_EXPIRATION)
 
 RETRY_S_MAX = 60.0
@@ -89,6 +88,10 @@ class BucketWriter:
             # A bucket that settles conflicts by time refuses all with-meta writes that do not say this.
             by_time = self._delivery.journal.is_kept and line.settles_by_time()
             self._options = int(WithMetaOption.FORCE_ACCEPT) if by_time else 0
+            # Servers before 5.0, which have no xattrs, know the other bit alone. Since then that one may write at a
+            # replica, where nobody would see it (MB-67207).
+            knows = Feature.XATTR in line.features
+            self._skips = int(WithMetaOption.SKIP_CONFLICT_RESOLUTION if knows else WithMetaOption.FORCE)
         except BaseException:
             self.close()
             raise
@@ -133,7 +136,7 @@ class BucketWriter:
         """Store an item as it is elsewhere, unless what is here is as new; or in any case, if conflicts are skipped."""
         options = self._options
         if skips_conflicts:
-            options |= _SKIPS
+            options |= self._skips
         if options:
             self._put(SET_WITH_OPTIONS, row, key, value, datatype, (*version, options))
         else:
@@ -156,7 +159,7 @@ class BucketWriter:
         """
         options = self._options
         if skips_conflicts:
-            options |= _SKIPS
+            options |= self._skips
         if expired and self._delivery.tells_expirations:
             options |= _EXPIRED
         if options:

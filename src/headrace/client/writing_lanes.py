@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.client.cluster_map import ClusterMap
+from headrace.client.cluster_map import ClusterMap, take_map
 from headrace.client.connection import NodeConnection
 from headrace.client.errors import (
     AuthFailedError,
@@ -175,17 +175,16 @@ class Lanes:
             lane.close()
 
     def learn(self) -> None:
-        """Ask for the map: whom we know, then the seeds. Nothing may be under way; raises when nobody answers.
-
-        Nodes that nobody made a cluster of have a map each, and are told apart by the bucket's uuid.
-        """
+        """Ask for the map: whom we know, then the seeds. Nothing may be under way; raises when nobody answers."""
         known = [node for each in self._maps.values() for node in each.nodes]
         failure: ClientError | None = None
         answered: list[str] = []
         for node in dict.fromkeys([*known, *self.options.seeds]):
             lane = self._lane(node)
             try:
-                answered.append(self._take(lane.line().cluster_map()))
+                found = lane.line().cluster_map()
+                take_map(self._maps, found, self.options.bucket)
+                answered.append(found.bucket_uuid)
             except AuthFailedError:
                 raise
             except StatusError as error:
@@ -201,18 +200,6 @@ class Lanes:
         self._maps = {uuid: self._maps[uuid] for uuid in dict.fromkeys([*answered, *self._maps])}
         cluster = ClusterMap.together(list(self._maps.values()))
         self.at = [self._lane(cluster.node_of(vbucket)) for vbucket in range(len(cluster.copies))]
-
-    def _take(self, found: ClusterMap) -> str:
-        for each in self._maps.values():
-            if len(each.copies) != len(found.copies):
-                raise ServerAnswerError(
-                    f"bucket {self.options.bucket} has {len(found.copies)} vbuckets at {found.nodes[0]}, and "
-                    f"{len(each.copies)} at {each.nodes[0]}: it is another bucket"
-                )
-        known = self._maps.get(found.bucket_uuid)
-        if known is None or found.version >= known.version:
-            self._maps[found.bucket_uuid] = found
-        return found.bucket_uuid
 
     def _lane(self, address: Address | None) -> Lane:
         if address not in self._lanes:

@@ -11,6 +11,7 @@ import numpy as np
 from headrace.columns import slots as s
 from headrace.columns.schema import BINARY_KEYS, SNAPSHOT_TYPES, TEXT_KEYS, signed
 from headrace.errors import LocalProtocolError
+from headrace.spares import Spares
 from headrace.wire.codec import decode
 from headrace.wire.dialects import Dialect
 from headrace.wire.header import Frame, Header
@@ -29,6 +30,9 @@ ROWS_MAX = 1 << 20
 
 VALUE_BYTES_MAX = 256 * 1024 * 1024
 """How many bytes of values, inflated, one batch may hold, and how many of keys; a larger value comes alone."""
+
+SPARED_BYTES_MIN = 1 << 20
+"""A smaller block is not worth being kept."""
 
 _ARROW_MAX = (1 << 31) - 1
 NO_SNAPSHOT = len(SNAPSHOT_TYPES)
@@ -70,6 +74,7 @@ class Positions:
         self.table[s.P_TYPE] = NO_SNAPSHOT
         self.address: int = self.table.ctypes.data
         self._notes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._blocks: Spares[npt.NDArray[np.uint8]] = Spares(lambda size: np.empty(size, np.uint8))
 
     def notes(self, size: int) -> int:
         """The address of so many bytes for the kernel's own notes, the same from batch to batch while they suffice."""
@@ -77,6 +82,10 @@ class Positions:
             self._notes = np.empty(size, np.uint8)
         address: int = self._notes.ctypes.data
         return address
+
+    def block(self, size: int) -> npt.NDArray[np.uint8]:
+        """Memory for a batch; that of an earlier one where nobody has it any more."""
+        return np.empty(size, np.uint8) if size < SPARED_BYTES_MIN else self._blocks.take(size)
 
     def set_vbuuid(self, vbucket: VBucketId, vbuuid: VbUuid) -> None:
         """Say which branch the next rows of a vbucket belong to, from the failover log that its stream began with."""

@@ -46,6 +46,7 @@ _TIME = pa.timestamp("us", tz="UTC")
 _MAP = pa.map_(_STRING, _STRING)
 _EVENT_NAMES = pa.array(EVENTS)
 _TYPE_NAMES = pa.array(SNAPSHOT_TYPES)
+_FIRST_ROW = np.zeros(1, np.int64)
 
 
 def decode_changes(data: bytes | bytearray | memoryview, settings: Settings, positions: Positions) -> Changes:
@@ -75,7 +76,11 @@ def decode_changes(data: bytes | bytearray | memoryview, settings: Settings, pos
     talk[s.A_PLACES] = positions.notes(9 * frames_max)
     talk[s.A_KINDS] = talk[s.A_PLACES] + 8 * frames_max
     machine.scan(arguments)
-    room = _Room(report)
+    consumed = int(report[s.CONSUMED])
+    stopped = int(report[s.STOPPED])
+    if stopped == s.ANSWERED and report[s.FRAMES] == 1:
+        return _answer(received[:consumed].tobytes(), settings)
+    room = _Room(report, positions)
     room.enter(talk)
     machine.fill(arguments)
     consumed = int(report[s.CONSUMED])
@@ -90,9 +95,17 @@ def decode_changes(data: bytes | bytearray | memoryview, settings: Settings, pos
     )
 
 
+def _answer(frame: bytes, settings: Settings) -> Changes:
+    """An answer to a stream request alone: a bucket has a thousand of those, and they need no room for columns."""
+    controls = Controls(_FIRST_ROW, np.array([0, len(frame)]), frame, settings.dialect)
+    return Changes(
+        rows=_no_rows(settings.keys), controls=controls, consumed_bytes=len(frame), flow_bytes=0, more=True, error=None
+    )
+
+
 @cache
 def _no_rows(keys: str) -> pa.RecordBatch:
-    """A batch without a row: one for each answer to a stream request, and a bucket has a thousand of those."""
+    """A batch without a row."""
     return pa.RecordBatch.from_pylist([], schema=schema(keys))
 
 
@@ -109,7 +122,7 @@ def _reason(
 class _Room:
     """One block of memory, cut into the parts that the kernel fills."""
 
-    def __init__(self, report: npt.NDArray[np.int64]) -> None:
+    def __init__(self, report: npt.NDArray[np.int64], positions: Positions) -> None:
         rows = int(report[s.ROWS])
         self.wide = bool(report[s.TIMED]) or int(report[s.SEEN_EVENTS]) not in _PURE
         longs = s.WIDE_LONGS if self.wide else s.NARROW_LONGS
@@ -136,7 +149,7 @@ class _Room:
         # numpy asks the system for huge pages where Arrow's pools do not; a block that begins with one has the most of
         # them, and new memory then costs a fraction. What lies before the beginning is never touched.
         align = _HUGE_PAGE if end >= _HUGE_PAGE else _ALIGN
-        taken = np.empty(end + align, np.uint8)
+        taken = positions.block(end + align)
         start = -taken.ctypes.data % align
         self.bytes = taken[start : start + end]
         self.block = pa.py_buffer(self.bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from headrace.node import replies
@@ -23,7 +24,7 @@ from headrace.wire.header import MAGICS, Header
 from headrace.wire.limits import HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Iterator
 
     from headrace.errors import HeadraceError
     from headrace.node.buckets import OpenBucket
@@ -44,8 +45,11 @@ _LARGE_BYTES = 64 * 1024
 """A begun message beyond this counts against what all connections may hold."""
 
 
-STREAM_BUFFER_BYTES = 1 << 20
+STREAM_BUFFER_BYTES = 2 << 20
 """What may wait in the socket's buffer for a consumer of streams to read it."""
+SMALL_BYTES = 16 << 10
+GATHERED_BYTES_MAX = 64 << 10
+"""What streams send in small pieces is put together up to this."""
 CHANGES_S = 0.002
 """How long changes gather before streams tell of them: a turn costs the same for one as for many."""
 
@@ -71,7 +75,7 @@ class ConnectionLine:
 
     def room_bytes(self) -> int:
         """How much may be sent now before the peer has to read."""
-        return STREAM_BUFFER_BYTES - self._transport.get_write_buffer_size()
+        return STREAM_BUFFER_BYTES - self._transport.get_write_buffer_size() - self._session.out_bytes
 
     def leave(self, why: str) -> None:
         """Close the connection without an answer."""
@@ -92,7 +96,8 @@ class ConnectionLine:
             return
         loop = asyncio.get_running_loop()
         try:
-            has_more = end.pump(loop.time())
+            with self._connection.gathering():
+                has_more = end.pump(loop.time())
         except Exception:
             log.exception("streams met a fault of ours", extra={"peer": self.peer})
             self.leave("a fault of the node")
@@ -135,6 +140,7 @@ class Connection(asyncio.Protocol):
         self._counted_bytes = 0
         self._stalls = 0
         self._working = False
+        self._gathers = False
         self._received_bytes = 0
         self.sent_bytes = 0
         self._closed = False
@@ -374,17 +380,34 @@ class Connection(asyncio.Protocol):
         return True
 
     def send(self, block: bytes | memoryview) -> None:
-        """Send what is no answer, behind all that was answered before."""
+        """Send what is no answer, behind all that was answered before; what is small goes with what comes after it."""
+        if (self._working or self._gathers) and len(block) <= SMALL_BYTES:
+            self.session.out.append(bytes(block))
+            self.session.out_bytes += len(block)
+            if self.session.out_bytes <= GATHERED_BYTES_MAX:
+                return
+            block = b""
         self._send()
-        if not self._transport.is_closing():
+        if block and not self._transport.is_closing():
             self.sent_bytes += len(block)
             self._transport.write(block)
 
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Send what is small in larger pieces, the last of it at the end: a call of the system is more than a copy."""
+        self._gathers = True
+        try:
+            yield
+        finally:
+            self._gathers = False
+            self._send()
+
     def leave(self, why: str) -> None:
-        """Close the connection; in the middle of a request, after what stood before it was answered."""
+        """Close the connection, after what stood before; in the middle of a request, when that was answered."""
         if self._working:
             self.session.left = why
         else:
+            self._send()
             self._leave(OF_STREAMS, why)
 
     def _send(self) -> None:

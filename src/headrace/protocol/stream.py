@@ -91,6 +91,7 @@ class ProducerStream:
         "phase",
         "snapshot_end",
         "snapshot_start",
+        "takes_over",
         "vbucket",
     )
 
@@ -98,6 +99,8 @@ class ProducerStream:
         self.vbucket = vbucket
         self.opaque = opaque
         self.flags = accepted.flags
+        self.takes_over = bool(accepted.flags & StreamFlag.TAKEOVER)
+        """Whether the vbucket is to change hands."""
         self.end = accepted.end
         self.cursor: int = accepted.start
         """Every change up to here was sent, or is not to be."""
@@ -113,11 +116,6 @@ class ProducerStream:
         self.phase = Phase.STREAMING
         self._told_memory = False
         self._markers_unacked = 0
-
-    @property
-    def takes_over(self) -> bool:
-        """Whether the vbucket is to change hands."""
-        return bool(self.flags & StreamFlag.TAKEOVER)
 
     @property
     def sends(self) -> bool:

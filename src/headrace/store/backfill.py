@@ -28,8 +28,6 @@ RECORD_BYTES_GUESS = 512
 SMALL_AT_ONCE = 4096
 LARGE_AT_ONCE = 4
 """How many records are taken before their size is looked at: LMDB tells whether there are any above 2 KB."""
-TRIM_BYTES = 64 << 20
-"""After how much the process looks at how many pages it has mapped."""
 
 
 class Backfill:
@@ -42,7 +40,6 @@ class Backfill:
     def __init__(self, environment: Environment, vbucket: VBucketId, after: int) -> None:
         self._environment = environment
         self._path = environment.path
-        self._read_bytes = 0
         self._has_begun = False
         self._record_bytes = RECORD_BYTES_GUESS
         self._at_once = LARGE_AT_ONCE
@@ -50,7 +47,8 @@ class Backfill:
         environment.open_snapshots.add(self)
         try:
             self.vbucket = self._vbucket(vbucket)
-            self._records = self._from(vbucket, after + 1)
+            self._id, self._first = vbucket, after + 1
+            self._records: Iterator[bytes] | None = None
             self._walk = walk_from(environment, self._txn, layout.by_seqno_name(vbucket), after + 1)
         except BaseException:
             self.close()
@@ -66,39 +64,40 @@ class Backfill:
         """Whether what is on disk is a state that the vbucket had."""
         return self.vbucket.is_whole
 
-    def block(self, bytes_max: int) -> bytearray:
-        """Whole records by ascending seqno, about so many bytes of them and at least one; nothing at the end."""
+    def block(self, bytes_max: int) -> bytearray | memoryview:
+        """Whole records by ascending seqno, about so many bytes of them and at least one; nothing at the end.
+
+        Nobody else writes to them for as long as somebody has them.
+        """
         if self._txn is None:
             raise StoreError(f"cannot read the store in {self._path}: the backfill is closed")
         block = self._joined(bytes_max) if self._walk is None else self._walked(self._walk, bytes_max)
-        self._read_bytes += len(block)
-        if self._read_bytes >= TRIM_BYTES:
-            self._read_bytes = 0
-            self._environment.trim()
+        self._environment.seen(len(block))
         return block
 
-    def _walked(self, walk: PageWalk, bytes_max: int) -> bytearray:
+    def _walked(self, walk: PageWalk, bytes_max: int) -> bytearray | memoryview:
         """A block from the pages themselves."""
         if walk.outcome == pages.END:
             return bytearray()
-        room = bytearray(bytes_max)
-        size = walk.fill(room)
+        room = self._environment.blocks.take(bytes_max)
+        size = walk.fill(room, bytes_max)
         if walk.outcome == pages.TOO_LARGE:
-            room = bytearray(size)
-            size = walk.fill(room)
+            room, bytes_max = bytearray(size), size
+            size = walk.fill(room, bytes_max)
         if walk.outcome == pages.BAD and not size and not self._has_begun:
             self._walk = None  # LMDB's own cursor has to say what is wrong, if anything is
             return self._joined(bytes_max)
         if walk.outcome == pages.BAD:
             raise StoreError(f"the store in {self._path} is damaged: a page of a vbucket cannot be read")
         self._has_begun = True
-        del room[size:]
-        return room
+        return memoryview(room)[:size]
 
     def _joined(self, bytes_max: int) -> bytearray:
         """A block by a cursor."""
         parts: list[bytes] = []
         size = 0
+        if self._records is None:
+            self._records = self._from(self._id, self._first)
         try:
             while not parts or size + self._record_bytes <= bytes_max:
                 count = min(self._at_once, max(1, (bytes_max - size) // self._record_bytes))
@@ -120,7 +119,8 @@ class Backfill:
             self._records = iter(())
             self._environment.open_snapshots.discard(self)
             txn.abort()
-            self._environment.trim()
+            if not self._environment.open_snapshots:
+                self._environment.trim()
 
     def _vbucket(self, vbucket: VBucketId) -> VBucketRecord:
         assert self._txn is not None

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import lmdb
 
 from headrace import __version__
+from headrace.spares import Spares
 from headrace.store import layout, residency
 from headrace.store.contract import FormatError, StoreError
 
@@ -35,6 +36,8 @@ READERS_MAX = 2048
 MAP_BYTES_MIN = 1 << 20
 MAP_BYTES_MAX = 1 << 45
 READER_MAP_FACTOR = 4
+TRIM_BYTES = 64 << 20
+"""After how much that was read the process looks at how many pages it has mapped."""
 
 
 class Handles(NamedTuple):
@@ -61,6 +64,9 @@ class Environment:
         """Called before the map may move: whoever holds a transaction that may be begun anew lets go of it."""
         self._map_bytes = map_bytes or _file_system_bytes(path) * (READER_MAP_FACTOR if readonly else 1)
         self._users = 1
+        self._seen_bytes = 0
+        self.blocks = Spares(bytearray)
+        """Memory for what streams read."""
         self.lmdb, self.handles = self._open()
 
     def _open(self) -> tuple[lmdb.Environment, Handles]:
@@ -144,8 +150,15 @@ class Environment:
         self.lmdb.close()
         self.lmdb, self.handles = self._open()
 
+    def seen(self, size: int) -> None:
+        """So many bytes were read from mapped pages: after many of them, see how much is mapped."""
+        self._seen_bytes += size
+        if self._seen_bytes >= TRIM_BYTES:
+            self.trim()
+
     def trim(self) -> None:
         """Let go of mapped pages when they are many."""
+        self._seen_bytes = 0
         residency.trim(self.path / layout.DATA_FILE)
 
     def share(self) -> Environment:

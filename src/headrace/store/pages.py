@@ -126,14 +126,14 @@ class PageWalk:
         self._args[A_STACK] = self._stack.buffer_info()[0]
         self.outcome = MORE
 
-    def fill(self, room: bytearray) -> int:
-        """Copy records to a room as long as they fit; gives how many bytes that are, and sets `outcome`.
+    def fill(self, room: bytearray, bytes_max: int) -> int:
+        """Copy records to a room, `bytes_max` of them at most; gives how many bytes that are, and sets `outcome`.
 
         With TOO_LARGE it gives how much room the next record takes.
         """
         args = self._args
-        pin = (_CHAR * len(room)).from_buffer(room)
-        args[A_OUT], args[A_OUT_BYTES] = ctypes.addressof(pin), len(room)
+        pin = _CHAR.from_buffer(room)
+        args[A_OUT], args[A_OUT_BYTES] = ctypes.addressof(pin), bytes_max
         self._walk(self._address)
         del pin
         self.outcome = args[A_OUTCOME]

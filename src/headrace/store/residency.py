@@ -19,8 +19,12 @@ import mmap
 import os
 from pathlib import Path
 
-MAPPED_BYTES_MAX = 256 << 20
-"""How much of files a process may have mapped and seen before it lets go of what it saw of the store."""
+MAPPED_BYTES_MAX = max(256 << 20, os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 8)
+"""How much of files a process may have mapped and seen before it lets go of what it saw of the store.
+
+An eighth of the machine's memory: to see a page again after that costs as much as to copy it, and a stream from disk
+sees every page.
+"""
 
 STATM = Path("/proc/self/statm")
 MAPS = Path("/proc/self/maps")

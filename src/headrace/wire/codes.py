@@ -221,12 +221,16 @@ class DurabilityLevel(IntEnum):
 
 
 class WithMetaOption(IntFlag):
-    """How a with-meta write treats conflicts and CAS."""
+    """How a with-meta write treats conflicts and CAS.
 
-    SKIP_CONFLICT_RESOLUTION = 0x01
+    At first FORCE alone skipped conflict resolution. Servers since 5.0 have a bit for that; there, FORCE skips it too,
+    but was for long also a leave to write at a replica.
+    """
+
+    FORCE = 0x01
     FORCE_ACCEPT = 0x02
     REGENERATE_CAS = 0x04
-    LAST_WRITE_WINS = 0x08
+    SKIP_CONFLICT_RESOLUTION = 0x08
     IS_EXPIRATION = 0x10
 
 

@@ -30,6 +30,8 @@ _CAS_MAX = 0xFFFF_FFFF_FFFF_FFFE
 _REVISION_MAX = 0x7FFF_FFFF_FFFF_FFFF
 """Every change adds one: the largest number would leave no next one."""
 _WITH_DATATYPE = 2
+_SKIPS = WithMetaOption.SKIP_CONFLICT_RESOLUTION | WithMetaOption.FORCE
+"""Either says that conflicts are not settled: the first since 5.0, the second always."""
 
 
 @handles(GetMeta, needs=Role.READ)
@@ -98,8 +100,7 @@ def _write(session: Session, request: StoringWithMeta, *, opcode: int, datatype:
     record = bucket.find(vb, request.key)
     old = unpack(record) if record is not None else None
     _check_version(bucket.lock_of(vb, request.key), request, old)
-    skip = options & (WithMetaOption.SKIP_CONFLICT_RESOLUTION | WithMetaOption.FORCE_ACCEPT)
-    if old is not None and not skip and not wins(new, old):
+    if old is not None and not options & _SKIPS and not wins(new, old):
         raise exists()
     if options & WithMetaOption.REGENERATE_CAS:
         new = new._replace(cas=Cas(0))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MEMORY_SNAPSHOT_BYTES_MAX = 2 << 20
 """A larger snapshot is read from disk: in memory it would be kept for as long as the consumer takes."""
-BLOCK_BYTES = 256 << 10
+BLOCK_BYTES = 1 << 20
 """What is read at a time."""
 DISK_BLOCK_BYTES_MIN = 16 << 10
 """The least that is read from disk at a time, however little may be sent."""
@@ -69,7 +69,7 @@ class Feed:
         self._backfill: Backfill | None = None
         self._records: list[bytes] = []
         self._next = 0
-        self.block = bytearray()
+        self.block: bytearray | memoryview = bytearray()
         self.at = 0
 
     @property
@@ -137,6 +137,13 @@ class Feed:
             self.block = bytearray().join(records[:enough])
             self._next += min(enough, len(records))
         return bool(self.block)
+
+    def advance(self, at: int) -> int:
+        """Go on at a place of the block, and let go of it at its end: others fill it; gives how far that is."""
+        read, self.at = at - self.at, at
+        if at >= len(self.block):
+            self.block, self.at = bytearray(), 0
+        return read
 
     def close(self) -> None:
         """Let go of what is read from."""

@@ -102,7 +102,9 @@ class Framer:
         args[A_LIVE], args[A_DELETED], args[A_EXPIRED] = map(int, shape.copies)
         self._copies = shape.copies[0]
 
-    def take(self, block: bytearray, at: int, budget: int, opaque: Opaque) -> tuple[list[memoryview | bytes], int, int]:
+    def take(
+        self, block: bytearray | memoryview, at: int, budget: int, opaque: Opaque
+    ) -> tuple[list[memoryview | bytes], int, int]:
         """Make frames of the records from a place on, until they have `budget` bytes or more, or enough work was done.
 
         Gives the pieces to send, how many bytes they are, and where to go on. The block must not be changed after.
@@ -127,7 +129,7 @@ class Framer:
             self.converted += 1
         return pieces, size, at
 
-    def _patch(self, block: bytearray, at: int, budget: int, opaque: int) -> int:
+    def _patch(self, block: bytearray | memoryview, at: int, budget: int, opaque: int) -> int:
         """Give frames their opaque where they lie; stop behind the budget, and before one that must be made anew."""
         patch = kernel()
         if patch is None:
@@ -141,7 +143,7 @@ class Framer:
             self.last_seqno = args[A_SEQNO]
         return args[A_AT]
 
-    def _patch_plainly(self, block: bytearray, at: int, budget: int, opaque: int) -> int:
+    def _patch_plainly(self, block: bytearray | memoryview, at: int, budget: int, opaque: int) -> int:
         """The same without the compiled loop."""
         copies = dict(zip((LIVE, DELETED, EXPIRED), self.shape.copies, strict=True))
         refused = ~self.shape.datatypes & 0xFF

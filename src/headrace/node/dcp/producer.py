@@ -56,9 +56,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.node.dcp.producer")
 
-TURN_BYTES = {"low": 64 << 10, "medium": 256 << 10, "high": 512 << 10}
+TURN_BYTES = {"low": 64 << 10, "medium": 1 << 20, "high": 1 << 20}
 """What a stream sends before it is the turn of others, by the priority of its connection."""
-PUMP_BYTES = 1 << 20
+PUMP_BYTES = 2 << 20
 """What a connection sends, or reads to send less of it, before it is the turn of other connections."""
 IDLE_S_MAX = 600.0
 """How long a consumer may leave the middle of a snapshot alone: until then memory, or pages of the disk, are kept."""
@@ -103,6 +103,7 @@ class Producer:
         self._line = line
         self._snappy = snappy
         self._may_take_over = may_take_over
+        self._is_notifier = bool(flags & OpenFlag.NOTIFIER)
         self._framer = Framer(self._shape())
         self._turns = Turns(self._bucket.seqnos)
         self._closed = False
@@ -315,13 +316,15 @@ class Producer:
         turn = TURN_BYTES[self.settings.priority]
         room = pump_room = min(self._line.room_bytes(), PUMP_BYTES)
         backfills = turns.disk_readers
-        waiting: list[tuple[ServedStream, bool]] = []
-        while turns and room > 0 and self.window.room > 0 and not self._closed:
-            stream = turns.take()
+        self._starved_until = None
+        while room > 0 and self.window.room > 0 and not self._closed:
+            may_begin = backfills < BACKFILLS_MAX
+            stream = turns.take(disk_has_room=may_begin)
+            if stream is None:
+                break
             reads = stream.feed.reads_disk
-            may_read = reads or backfills < BACKFILLS_MAX
             try:
-                sent = self._serve(stream, min(turn, room), may_read_disk=may_read)
+                sent = self._serve(stream, min(turn, room), may_read_disk=reads or may_begin)
             except StoreError as error:
                 log.exception("a stream cannot be read from disk", extra={"vbucket": stream.vbucket, "why": str(error)})
                 self._end(stream, StreamEndReason.BACKFILL_FAILED)
@@ -331,31 +334,28 @@ class Producer:
             if sent and stream.vbucket in self.streams:
                 turns.put(stream)
             elif stream.sends:
-                waiting.append((stream, may_read))
-        self._rest(waiting, now)
+                self._rest(stream, now, might_read=reads or may_begin)
         self._look_at_progress(now, moved=room < pump_room)
         return bool(turns) and self.window.room > 0 and self._line.room_bytes() > 0 and not self._closed
 
-    def _rest(self, waiting: list[tuple[ServedStream, bool]], now: float) -> None:
-        """Streams that had nothing to send wait for a change; those that wait for their turn at the disk stay ready."""
-        self._starved_until = None
-        for stream, might_read in waiting:
-            if stream.feed.is_starved:
-                self._starved_until = now + STARVED_S
-            elif not might_read and stream.vb.persisted_seqno > stream.cursor:
-                self._turns.put(stream)
-                continue
-            self._turns.rest(stream)
-            if stream.feed.awaits_disk and not stream.awaits_flush:
-                stream.awaits_flush = True
-                self._flusher.after.append(lambda stream=stream: self._look_again(stream))  # type: ignore[misc]
+    def _rest(self, stream: ServedStream, now: float, *, might_read: bool) -> None:
+        """A stream that had nothing to send waits for a change, or for its turn at the disk."""
+        if stream.feed.is_starved:
+            self._starved_until = now + STARVED_S
+        elif not might_read and stream.vb.persisted_seqno > stream.cursor:
+            self._turns.wait_for_disk(stream)
+            return
+        self._turns.rest(stream)
+        if stream.feed.awaits_disk and not stream.awaits_flush:
+            stream.awaits_flush = True
+            self._flusher.after.append(lambda: self._look_again(stream))
 
     def _look_at_progress(self, now: float, *, moved: bool) -> None:
         """End what a consumer has begun and left alone: it may ask again, from where it is."""
         if moved or self._moved_at is None:
-            self._moved_at = now if self._turns.begun() else None
+            self._moved_at = now if any(self._turns.begun()) else None
         elif now >= self._moved_at + IDLE_S_MAX:
-            for stream in self._turns.begun():
+            for stream in list(self._turns.begun()):
                 self._end(stream, StreamEndReason.TOO_SLOW)
             self._moved_at = None
 
@@ -378,7 +378,7 @@ class Producer:
         pieces, size, at = self._framer.take(
             stream.feed.block, stream.feed.at, min(budget, self.window.room), stream.opaque
         )
-        read, stream.feed.at = at - stream.feed.at, at
+        read = stream.feed.advance(at)
         stream.sent(self._framer.last_seqno)
         self._send(b"".join(pieces) if len(pieces) > 1 else pieces[0])
         if stream.cursor >= stream.snapshot_end:
@@ -389,7 +389,7 @@ class Producer:
         """Between two snapshots: begin the next one, end the stream, or take the next step of a takeover."""
         if stream.is_done:
             return self._end(stream, StreamEndReason.OK)
-        if self.flags & OpenFlag.NOTIFIER:
+        if self._is_notifier:
             return self._notify(stream)
         if stream.may_offer:
             return self._send(encode(stream.hand_over())) if stream.may_hand_over else 0

@@ -1,7 +1,8 @@
 """Whose turn it is: the streams of one connection that may have something to send, one after the other.
 
-ready   may have something to send; each sends a little, then goes to the end
-idle    has sent all there is; a change behind its cursor makes it ready again
+ready    may have something to send; each sends a little, then goes to the end
+waiting  has something to send that only the disk has, and too many others read from there
+idle     has sent all there is; a change behind its cursor makes it ready again
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from headrace.protocol.stream import ProducerStream
 
 if TYPE_CHECKING:
     from array import array
+    from collections.abc import Iterator
 
     from headrace.ids import Opaque
     from headrace.node.dcp.feed import Feed
@@ -42,34 +44,41 @@ class Turns:
 
     def __init__(self, seqnos: array[int]) -> None:
         self._ready: OrderedDict[int, ServedStream] = OrderedDict()
+        self._waiting: OrderedDict[int, ServedStream] = OrderedDict()
         self._seqnos = np.frombuffer(seqnos, np.int64)
         self._idle_at = np.full(len(seqnos), _NOWHERE, np.int64)
 
     def __bool__(self) -> bool:
-        return bool(self._ready)
+        return bool(self._ready or self._waiting)
 
     @property
     def disk_readers(self) -> int:
         """How many of the ready ones have a read transaction open."""
         return sum(stream.feed.reads_disk for stream in self._ready.values())
 
-    def begun(self) -> list[ServedStream]:
+    def begun(self) -> Iterator[ServedStream]:
         """The ready ones that are in the middle of a snapshot."""
-        return [stream for stream in self._ready.values() if stream.in_snapshot]
+        return (stream for stream in self._ready.values() if stream.in_snapshot)
 
     def changed(self) -> list[int]:
         """The vbuckets of idle streams behind whose cursor there is something."""
         found: list[int] = np.nonzero(self._seqnos > self._idle_at)[0].tolist()
         return found
 
-    def take(self) -> ServedStream:
-        """The stream whose turn it is; it is not among the ready ones then."""
-        return self._ready.popitem(last=False)[1]
+    def take(self, *, disk_has_room: bool) -> ServedStream | None:
+        """The stream whose turn it is, if there is one; it is not among the ready ones then."""
+        streams = self._waiting if self._waiting and disk_has_room else self._ready
+        return streams.popitem(last=False)[1] if streams else None
 
     def put(self, stream: ServedStream) -> None:
-        """Have a stream be served, after all that wait already."""
+        """Have a stream be served, after all that are ready."""
         self._idle_at[stream.vbucket] = _NOWHERE
+        self._waiting.pop(stream.vbucket, None)
         self._ready.setdefault(stream.vbucket, stream)
+
+    def wait_for_disk(self, stream: ServedStream) -> None:
+        """Have a stream be served when fewer read from the disk: to look at it before that is work for nothing."""
+        self._waiting[stream.vbucket] = stream
 
     def rest(self, stream: ServedStream) -> None:
         """Leave a stream alone until there is something behind its cursor."""
@@ -78,4 +87,5 @@ class Turns:
     def forget(self, stream: ServedStream) -> None:
         """A stream has ended."""
         self._idle_at[stream.vbucket] = _NOWHERE
+        self._waiting.pop(stream.vbucket, None)
         self._ready.pop(stream.vbucket, None)
