@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 BlockT = TypeVar("BlockT", bound="Sized")
 
 KEPT = 2
-"""Blocks that are kept: one that somebody has, and one that is being filled."""
+"""Blocks that are kept, if nobody says otherwise: one that somebody has, and one that is being filled."""
 WASTE_MAX = 4
 """A block that is larger than so many times what is wanted is left alone."""
 _UNSHARED = 2
@@ -26,8 +26,9 @@ _UNSHARED = 2
 class Spares(Generic[BlockT]):
     """Gives blocks of at least a size; `make` makes a new one. One thread at a time asks."""
 
-    def __init__(self, make: Callable[[int], BlockT]) -> None:
+    def __init__(self, make: Callable[[int], BlockT], kept: int = KEPT) -> None:
         self._make = make
+        self._kept = kept
         self._blocks: list[BlockT] = []
 
     def take(self, size: int) -> BlockT:
@@ -36,7 +37,7 @@ class Spares(Generic[BlockT]):
             if size <= len(self._blocks[place]) <= WASTE_MAX * size and self._is_free(place):
                 return self._blocks[place]
         made = self._make(size + size // 8)  # the next one may be a little larger
-        self._blocks = [*self._blocks[1 - KEPT :], made]
+        self._blocks = [*self._blocks[1 - self._kept :], made]
         return made
 
     def _is_free(self, place: int) -> bool:

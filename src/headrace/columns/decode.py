@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.columns import slots as s
-from headrace.columns.changes import NO_SNAPSHOT, Changes, Controls, Positions, Settings
+from headrace.columns.changes import NO_SNAPSHOT, Beside, Changes, Controls, Positions, Settings
 from headrace.columns.machine import kernel
 from headrace.columns.plain import decode_changes as decode_plainly
 from headrace.columns.schema import (
@@ -30,6 +30,8 @@ from headrace.columns.schema import (
 )
 from headrace.columns.tables import tables
 from headrace.errors import RemoteProtocolError
+from headrace.wire.codec import decode
+from headrace.wire.header import Frame, Header
 from headrace.wire.limits import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -46,7 +48,6 @@ _TIME = pa.timestamp("us", tz="UTC")
 _MAP = pa.map_(_STRING, _STRING)
 _EVENT_NAMES = pa.array(EVENTS)
 _TYPE_NAMES = pa.array(SNAPSHOT_TYPES)
-_FIRST_ROW = np.zeros(1, np.int64)
 
 
 def decode_changes(data: bytes | bytearray | memoryview, settings: Settings, positions: Positions) -> Changes:
@@ -97,9 +98,14 @@ def decode_changes(data: bytes | bytearray | memoryview, settings: Settings, pos
 
 def _answer(frame: bytes, settings: Settings) -> Changes:
     """An answer to a stream request alone: a bucket has a thousand of those, and they need no room for columns."""
-    controls = Controls(_FIRST_ROW, np.array([0, len(frame)]), frame, settings.dialect)
+    message = decode(Frame(Header.parse(frame), frame[HEADER_BYTES:]), settings.dialect)
     return Changes(
-        rows=_no_rows(settings.keys), controls=controls, consumed_bytes=len(frame), flow_bytes=0, more=True, error=None
+        rows=_no_rows(settings.keys),
+        controls=[Beside(0, message)],
+        consumed_bytes=len(frame),
+        flow_bytes=0,
+        more=True,
+        error=None,
     )
 
 

@@ -36,6 +36,8 @@ READERS_MAX = 2048
 MAP_BYTES_MIN = 1 << 20
 MAP_BYTES_MAX = 1 << 45
 READER_MAP_FACTOR = 4
+BLOCKS_KEPT = 4
+"""Blocks of what streams read that are used again: as many as wait for a socket, and one more."""
 TRIM_BYTES = 64 << 20
 """After how much that was read the process looks at how many pages it has mapped."""
 
@@ -58,6 +60,7 @@ class Environment:
 
     def __init__(self, path: Path, *, readonly: bool, map_bytes: int | None = None) -> None:
         self.path = path
+        self.data_file = path / layout.DATA_FILE
         self.readonly = readonly
         self.open_snapshots: set[object] = set()
         self.before_remap: Callable[[], None] = lambda: None
@@ -65,7 +68,7 @@ class Environment:
         self._map_bytes = map_bytes or _file_system_bytes(path) * (READER_MAP_FACTOR if readonly else 1)
         self._users = 1
         self._seen_bytes = 0
-        self.blocks = Spares(bytearray)
+        self.blocks = Spares(bytearray, BLOCKS_KEPT)
         """Memory for what streams read."""
         self.lmdb, self.handles = self._open()
 
@@ -159,7 +162,7 @@ class Environment:
     def trim(self) -> None:
         """Let go of mapped pages when they are many."""
         self._seen_bytes = 0
-        residency.trim(self.path / layout.DATA_FILE)
+        residency.trim(self.data_file)
 
     def share(self) -> Environment:
         """One user more; the files are closed when each has closed."""

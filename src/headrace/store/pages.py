@@ -25,8 +25,6 @@ from array import array
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.store import layout
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -73,6 +71,7 @@ class _Map(NamedTuple):
     view: mmap.mmap
     address: int
     size: int
+    page_bytes: int
 
 
 class _Kernel:
@@ -92,14 +91,14 @@ _maps: weakref.WeakKeyDictionary[Environment, _Map] = weakref.WeakKeyDictionary(
 
 def _map_of(environment: Environment) -> _Map | None:
     """The file, mapped as far as it goes now. An older and shorter map lives for as long as somebody walks in it."""
-    path = environment.path / layout.DATA_FILE
+    path = environment.data_file
     known = _maps.get(environment)
     size = path.stat().st_size
     if known is not None and known.size >= size:
         return known
     with path.open("rb") as file:
         view = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
-    made = _Map(view, address_of(view), size)
+    made = _Map(view, address_of(view), size, environment.lmdb.stat()["psize"])
     _maps[environment] = made
     return made
 
@@ -153,7 +152,7 @@ def walk_from(environment: Environment, txn: lmdb.Transaction[bytes], database: 
     if flags or mapped is None or not 0 < depth <= DEPTH_MAX or root == _NO_PAGE:
         return None
     arguments = {
-        A_PAGE_BYTES: environment.lmdb.stat()["psize"],
+        A_PAGE_BYTES: mapped.page_bytes,
         A_ROOT: root,
         A_DEPTH: depth,
         A_FIRST: first,

@@ -26,6 +26,7 @@ _MAGIC_OF: dict[Kind, tuple[Magic, Magic | None]] = {
     Kind.SERVER_REQUEST: (Magic.SERVER_REQUEST, None),  # the two of the server have no flexible form
     Kind.SERVER_RESPONSE: (Magic.SERVER_RESPONSE, None),
 }
+_NOTHING = (0, 0)
 _MESSAGE_FIELDS = frozenset(field.name for field in dataclasses.fields(Message))
 
 
@@ -127,13 +128,20 @@ def encode(message: Message, dialect: Dialect = Dialect.DCP) -> bytes:
 
 
 def _choose(message: Message, plans: tuple[Plan, ...], dialect: Dialect) -> Plan:
-    able = [plan for plan in plans if plan.carries(message)]
-    for plan in able:
-        if plan.layout.name == message.layout:
-            return plan
-    able = [plan for plan in able if not plan.layout.read_only]
+    """The plan that a message was read by, if it still holds it; else the first of those that hold it best."""
+    if message.layout:
+        for plan in plans:
+            if plan.layout.name == message.layout and plan.carries(message):
+                return plan
+    able = []
+    for plan in plans:
+        if not plan.layout.read_only and plan.carries(message):
+            loss = plan.dropped(message), plan.padding(message)
+            if loss == _NOTHING:
+                return plan
+            able.append((loss, plan))
     if able:
-        return min(able, key=lambda plan: (plan.dropped(message), plan.padding(message)))
+        return min(able, key=lambda each: each[0])[1]
     unsent = [
         f"{name}={message.shown(name)}"
         for name in message.spec.fields

@@ -42,6 +42,8 @@ class Plan:
         self.extras = struct.Struct(">" + "".join(self._code(name) for name in layout.extras))
         # A value that is one run of bytes needs no walk: this is the path of every mutation.
         self.plain_value = layout.value[0] if len(layout.value) == 1 and self._is_octets(layout.value[0]) else ""
+        self._constants = tuple((name, layout.constants[name]) for name in self.carried if name in layout.constants)
+        self._absent = tuple(name for name in spec.fields if name not in self.carried)
 
     def _is_octets(self, name: str) -> bool:
         return isinstance(self.spec.field(name).kind, Octets)
@@ -114,7 +116,9 @@ class Plan:
 
     def carries(self, message: Message) -> bool:
         """Whether every field that says something, and may not be dropped, has a place here."""
-        return all(self.says(message, name) for name in self.spec.fields)
+        if self._absent and not all(self.says(message, name) for name in self._absent):
+            return False
+        return not self._constants or all(getattr(message, name) in (None, number) for name, number in self._constants)
 
     def says(self, message: Message, name: str) -> bool:
         """Whether nothing is lost of a field: it has a place here that can hold its number, or it says nothing."""
@@ -125,8 +129,7 @@ class Plan:
 
     def dropped(self, message: Message) -> int:
         """How many ignorable fields say something and have no place here."""
-        defaults = self.spec.defaults
-        return sum(name not in self.carried and getattr(message, name) != defaults[name] for name in defaults)
+        return sum(getattr(message, name) != self.spec.defaults[name] for name in self._absent)
 
     def padding(self, message: Message) -> int:
         """How many fields of the layout the message has nothing for."""
