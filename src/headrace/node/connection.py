@@ -381,7 +381,9 @@ class Connection(asyncio.Protocol):
 
     def send(self, block: bytes | memoryview) -> None:
         """Send what is no answer, behind all that was answered before; what is small goes with what comes after it."""
-        if (self._working or self._gathers) and len(block) <= SMALL_BYTES:
+        # Answers that wait for the disk are put aside, and what stood among them would come too late.
+        gathers = self._gathers or (self._working and not self._services.sync_every_write)
+        if gathers and len(block) <= SMALL_BYTES:
             self.session.out.append(bytes(block))
             self.session.out_bytes += len(block)
             if self.session.out_bytes <= GATHERED_BYTES_MAX:

@@ -45,6 +45,8 @@ class Turns:
     def __init__(self, seqnos: array[int]) -> None:
         self._ready: OrderedDict[int, ServedStream] = OrderedDict()
         self._waiting: OrderedDict[int, ServedStream] = OrderedDict()
+        self._waited = False
+        """Whether the last one taken had waited for the disk."""
         self._seqnos = np.frombuffer(seqnos, np.int64)
         self._idle_at = np.full(len(seqnos), _NOWHERE, np.int64)
 
@@ -66,8 +68,13 @@ class Turns:
         return found
 
     def take(self, *, disk_has_room: bool) -> ServedStream | None:
-        """The stream whose turn it is, if there is one; it is not among the ready ones then."""
-        streams = self._waiting if self._waiting and disk_has_room else self._ready
+        """The stream whose turn it is, if there is one; it is not among the ready ones then.
+
+        Where the disk has room, every second one is one that waited for it: neither kind keeps the other from its turn.
+        """
+        may_begin = bool(self._waiting) and disk_has_room
+        self._waited = may_begin and not (self._waited and self._ready)
+        streams = self._waiting if self._waited else self._ready
         return streams.popitem(last=False)[1] if streams else None
 
     def put(self, stream: ServedStream) -> None:
