@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 
 def drained(reader: Reader) -> bytes:
-    """All bytes until the node closes the connection."""
-    blocks: list[bytes] = []
+    """All bytes until the node closes the connection; some may have come with the answer to a request."""
+    frames = reader._reader
+    blocks = [bytes(frames._buffer[frames._start :])]
     while True:
         try:
             block = reader.socket.recv(1 << 20)
