@@ -116,9 +116,9 @@ class Plan:
 
     def carries(self, message: Message) -> bool:
         """Whether every field that says something, and may not be dropped, has a place here."""
-        if self._absent and not all(self.says(message, name) for name in self._absent):
-            return False
-        return not self._constants or all(getattr(message, name) in (None, number) for name, number in self._constants)
+        return all(self.says(message, name) for name in self._absent) and all(
+            getattr(message, name) in (None, number) for name, number in self._constants
+        )
 
     def says(self, message: Message, name: str) -> bool:
         """Whether nothing is lost of a field: it has a place here that can hold its number, or it says nothing."""
