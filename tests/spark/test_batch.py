@@ -6,23 +6,27 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from pyarrow.dataset import dataset
 
 from headrace.client import KvConnection, Loader, LoadRow
 from headrace.columns.schema import unsigned
 from headrace.ids import VBucketId
 from headrace.testing import LiveNode
 from headrace.wire.catalogue import Set
+from tests.processes import start_node
 from tests.spark.faults.buckets import Bucket, Writers
 from tests.spark.faults.copies import COLUMNS, REBUILD, Copy, difference, rows_of
 from tests.spark.faults.queries import connection_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from tests.spark.faults.buckets import Document
+    from tests.spark.faults.buckets import Document, Reachable
 
 VBUCKETS = 16
 FIRST = [f"key-{number}" for number in range(1200)]
@@ -68,7 +72,7 @@ def bucket(node: LiveNode) -> Iterator[Bucket]:
         yield opened
 
 
-def read(spark: SparkSession, node: LiveNode, **options: object) -> DataFrame:
+def read(spark: SparkSession, node: Reachable, **options: object) -> DataFrame:
     """A DataFrame of the bucket."""
     given = {name: str(value) for name, value in options.items()}
     return spark.read.format("dcp").option("connection", connection_to(node)).options(**given).load()
@@ -218,29 +222,37 @@ def test_some_vbuckets_alone(spark: SparkSession, node: LiveNode):
 
 
 @pytest.mark.slow
-def test_a_million_documents_are_the_bucket(spark: SparkSession):
-    """Every one of a million documents comes once, with its value, CAS and flags."""
+def test_a_million_documents_are_the_bucket(spark: SparkSession, tmp_path: Path):
+    """Every one of a million documents comes once, with its value, CAS and flags.
+
+    The rows go through files: as the result of a job they would all have to fit into the driver at once.
+    """
     count = 1_000_000
     pad = "x" * 70
-    with LiveNode(vbuckets=64) as node:
+    node = start_node("--vbuckets", "64", "--data", str(tmp_path / "data"))
+    try:
         with KvConnection(node.host, node.port) as connection:
             loader = Loader(connection, refused=_refused, flags=7)
             for number in range(count):
                 loader.add(LoadRow(str(number), b"doc-%d" % number, f'{{"n": {number}, "pad": "{pad}"}}'.encode()))
             loader.finish()
             assert loader.acknowledged == count
-        table = read(spark, node, mode="documents").select(*COLUMNS).toArrow()
-        assert table.num_rows == count
+        read(spark, node, mode="documents").select(*COLUMNS).write.parquet(str(tmp_path / "rows"))
         with Bucket(node) as bucket:
             truth = bucket.documents(f"doc-{number}" for number in range(count))
-        found = {row.key: row.document for batch in table.to_batches() for row in rows_of(_table(batch))}
-        assert not difference({str(key): document for key, document in found.items()}, truth)
-
-
-def _table(batch: Any) -> Any:
-    import pyarrow as pa  # noqa: PLC0415 - for one test
-
-    return pa.Table.from_batches([batch])
+    finally:
+        node.stop()
+        node.close()
+    found: dict[str, Document] = {}
+    rows = 0
+    for batch in dataset(tmp_path / "rows").to_batches():
+        for row in rows_of(pa.Table.from_batches([batch])):
+            assert row.key is not None
+            assert row.document is not None
+            found[row.key] = row.document
+            rows += 1
+    assert rows == count
+    assert not difference(found, truth)
 
 
 def _refused(row: LoadRow, error: Exception) -> None:
