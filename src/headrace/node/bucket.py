@@ -22,6 +22,7 @@ from headrace.node.refused import Refused, exists, not_found
 from headrace.node.runs import Runs, kernel
 from headrace.node.seen import SEEN_MASK, SEEN_SLOTS
 from headrace.node.vbucket import VBucket, append_newer
+from headrace.protocol.tap_hops import Hops
 from headrace.store import StoreError, VBucketRecord
 from headrace.store.records import (
     DELETED,
@@ -84,6 +85,8 @@ class Bucket(Memory):
         """The streams that read from disk now."""
         self.state_watchers: list[Callable[[VBucket, Transition], None]] = []
         """Called when the state of a vbucket was set, when it was rolled back, and when it is gone."""
+        self.hops = Hops()
+        """How far what came by TAP may still go."""
         kept = disk.vbuckets()
         self.seen: bytearray | None = None if any(one.high_seqno for one in kept.values()) else bytearray(SEEN_SLOTS)
         """A byte for each slot of a key's hash: 0 says that the disk has no such key. None says nothing."""

@@ -80,7 +80,7 @@ def answer(request: Request, reply: type[R], **fields: object) -> R:
 
 def dispatch(session: Session, frame: Frame) -> None:
     """Serve one request."""
-    message = decode(frame, Dialect.DCP)
+    message = decode(frame, session.dialect)
     if frame.header.magic not in REQUEST_MAGICS:
         _take_answer(session, frame, message)
         return

@@ -12,6 +12,7 @@ from headrace.node.refused import Refused
 from headrace.node.sasl import SaslServer
 from headrace.node.users import EVERY_BUCKET, Role, User
 from headrace.node.values import JSON, SNAPPY, XATTR
+from headrace.wire import Dialect
 from headrace.wire.codes import Feature, Status
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Session:
         "bucket",
         "close_after_reply",
         "datatypes",
+        "dialect",
         "end",
         "ends",
         "failed_logins",
@@ -103,6 +105,8 @@ class Session:
         self.requests = 0
         self.line: Line | None = None
         """The way to the client for what is no answer; the connection sets it."""
+        self.dialect = Dialect.DCP
+        """How its messages are read; what TAP has and others lack is read as TAP in any."""
         self.end: DcpEnd | None = None
         """What the connection is after DCP OPEN."""
         self.ends: dict[str, Session] = {}
