@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import contextmanager
+from struct import Struct
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace.client.address import Address
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 TIMEOUT_S = 10.0
 FEATURES = (Feature.MUTATION_SEQNO, Feature.SELECT_BUCKET, Feature.JSON)
 """What hello asks for: what is used here, and no more."""
+_ASKED_BYTES = 4096
+"""How much of many requests is sent at a time."""
+_OPAQUE, _OPAQUE_AT = Struct(">I"), 12
+"""The opaque and its place in the header, as wire.header draws it."""
 
 
 class NodeConnection:
@@ -116,19 +121,24 @@ class NodeConnection:
         for place, message in enumerate(messages):
             opaque = self._next_opaque()
             waiting[opaque] = place
-            frames += encode(dataclasses.replace(message, opaque=opaque))
+            start = len(frames)
+            frames += encode(message)
+            _OPAQUE.pack_into(frames, start + _OPAQUE_AT, opaque)
+            if len(frames) > _ASKED_BYTES:  # the server answers these while the next ones are made
+                self.send(frames)
+                frames.clear()
         replies: list[Response | None] = [None] * len(waiting)
         self.send(frames)
         while waiting:
-            frame = self.next_frame()
-            reply = decode(frame)
-            if not isinstance(reply, Response):
-                continue
-            place_of = waiting.pop(frame.header.opaque, None)
-            if place_of is None:
-                self.close()
-                raise ServerAnswerError(f"{self.address}: an answer that nothing asked for: {reply!r}")
-            replies[place_of] = reply
+            for frame in self._next_frames():
+                reply = decode(frame)
+                if not isinstance(reply, Response):
+                    continue
+                place_of = waiting.pop(frame.header.opaque, None)
+                if place_of is None:
+                    self.close()
+                    raise ServerAnswerError(f"{self.address}: an answer that nothing asked for: {reply!r}")
+                replies[place_of] = reply
         return [reply for reply in replies if reply is not None]
 
     def send(self, frames: bytes | bytearray) -> None:
@@ -140,6 +150,11 @@ class NodeConnection:
         """Wait for the next answer, whatever it answers."""
         with self._closing():
             return self._transport.next_frame()
+
+    def _next_frames(self) -> list[Frame]:
+        """Wait for an answer, and take all that came with it."""
+        with self._closing():
+            return self._transport.next_frames()
 
     @contextmanager
     def _closing(self) -> Iterator[None]:

@@ -365,9 +365,9 @@ class Follower:
         self._opaques[vbucket] = opaque
         self._waiting.discard(vbucket)
         # Servers older than the flag ignore it, and stream what a dead vbucket has.
-        asked = subscription.request(opaque, flags=StreamFlag.ACTIVE_ONLY, stream_filter=link.stream_filter)
+        end = self.stream_end_of(subscription)
         link.ask(
-            replace(asked, end_seqno=max(asked.start_seqno, self.stream_end_of(subscription))),
+            subscription.request(opaque, end=end, flags=StreamFlag.ACTIVE_ONLY, stream_filter=link.stream_filter),
             lambda reply: self._stream_answered(link, subscription, reply),
             opaque=opaque,
             now=self._now,

@@ -220,7 +220,7 @@ class Link:
             self._opaque = (self._opaque + 1) & _OPAQUES
             opaque = Opaque(_OPAQUE_BIT | self._opaque)
         self._waiting[opaque] = (self._now if now is None else now, answered)
-        self.out += encode(dataclasses.replace(message, opaque=opaque))
+        self.out += encode(message if message.opaque == opaque else dataclasses.replace(message, opaque=opaque))
 
     def worked_off(self, flow_bytes: int) -> None:
         """So many bytes of stream messages were taken by whom they are for; the server hears it at half a window."""

@@ -69,11 +69,21 @@ class Transport:
 
     def next_frame(self) -> Frame:
         """Wait for the next frame."""
+        self._await_frame()
+        return self._frames.popleft()
+
+    def next_frames(self) -> list[Frame]:
+        """Wait for the next frame, and take all that came with it."""
+        self._await_frame()
+        frames = list(self._frames)
+        self._frames.clear()
+        return frames
+
+    def _await_frame(self) -> None:
         with self._translated("the connection broke"):
             while not self._frames:
                 if not self._fill():
                     self._wait(writing=False)
-        return self._frames.popleft()
 
     def close(self) -> None:
         """Close; what was not read is lost."""

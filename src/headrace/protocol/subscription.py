@@ -315,8 +315,10 @@ class Subscription:
         """Say for how long no try has brought a change or a stream."""
         return self._backoff.failing_s(now)
 
-    def request(self, opaque: Opaque, *, flags: int = 0, stream_filter: bytes = b"") -> StreamRequest:
-        """Give the request that goes on from here.
+    def request(
+        self, opaque: Opaque, *, end: Seqno | None = None, flags: int = 0, stream_filter: bytes = b""
+    ) -> StreamRequest:
+        """Give the request that goes on from here, to the end or to another one.
 
         A reader that stands at its end, or past it, asks as well: the server may have another history by now, and what
         was read of the old one is to be rolled back.
@@ -328,7 +330,7 @@ class Subscription:
             vbucket=self.vbucket,
             flags=flags,
             start_seqno=asked.seqno,
-            end_seqno=max(self.end_seqno, asked.seqno),
+            end_seqno=max(self.end_seqno if end is None else end, asked.seqno),
             vbuuid=asked.vbuuid,
             snapshot_start=asked.snapshot.start,
             snapshot_end=asked.snapshot.end,

@@ -86,10 +86,11 @@ class DcpBatchReader(DataSourceReader):
             ends = resolve("endingOffsets", options.ending_offsets, options.bucket, watch)
         sighted = watch.sighted
         logs = watch.logs(set(sighted))
+        vbuckets = watch.scout.vbuckets
         seen = {
             int(vbucket): Seen(int(sighted[vbucket].high), log)
             for vbucket, log in logs.items()
-            if wanted.may_hold(vbucket, watch.scout.vbuckets, hashed=options.hashed_keys)
+            if wanted.may_hold(vbucket, vbuckets, hashed=options.hashed_keys)
         }
         # A batch has nobody who could go back: a position that is off the history is an error, or the beginning.
         on_rollback = OnRollback.FAIL if options.fail_on_data_loss else OnRollback.REBUILD
