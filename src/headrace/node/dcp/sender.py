@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.node.buckets import OpenBucket
     from headrace.node.dcp.ends import Line
     from headrace.node.vbucket import VBucket
-    from headrace.wire import Request, Response
+    from headrace.wire import Message, Request, Response
     from headrace.wire.catalogue import StreamRequest
 
 log = logging.getLogger("headrace.node.dcp.sender")
@@ -87,6 +87,10 @@ class Sender:
         self._bucket.state_watchers.append(self._state_changed)
 
     # ------------------------------------------------------------------------------------------- what a dialect decides
+
+    def receive(self, message: Message, now: float) -> None:
+        """Take a request or an answer of the consumer."""
+        raise NotImplementedError
 
     def _shape(self) -> Shape:
         """What items look like."""
