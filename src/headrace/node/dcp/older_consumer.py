@@ -94,7 +94,7 @@ class UprConsumer(Consumer):
             self._refuse(self._opcode(request), request.opaque, Status.KEY_NOT_FOUND)
             return
         vb = copy.vb
-        log.warning("the producer has flushed a vbucket", extra={"connection": self.name, "vbucket": vb.id})
+        log.info("the producer has flushed a vbucket", extra={"connection": self.name, "vbucket": vb.id})
         self._refuse(self._opcode(request), request.opaque, Status.KEY_NOT_FOUND)
 
         def done(reached: int | StoreError) -> None:
