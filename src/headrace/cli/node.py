@@ -29,6 +29,15 @@ class Sync(StrEnum):
     EVERY_WRITE = "every-write"
 
 
+class Spoken(StrEnum):
+    """What `--dialect` may be."""
+
+    AUTO = "auto"
+    DCP = "dcp"
+    UPR = "upr"
+    UPR_DRAFT = "upr-draft"
+
+
 def node(  # noqa: PLR0913 - each option is a parameter
     *,
     host: Annotated[
@@ -55,6 +64,10 @@ def node(  # noqa: PLR0913 - each option is a parameter
         int | None, typer.Option(min=0, max=65535, help="Port for /health, /metrics and the REST routes.")
     ] = None,
     sync: Annotated[Sync, typer.Option(help="Acknowledge from memory, or only what is on disk.")] = Sync.BEHIND,
+    dialect: Annotated[
+        Spoken,
+        typer.Option(help="What stream connections speak: told by their first message (auto), or one and no other."),
+    ] = Spoken.AUTO,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_format: Annotated[str, typer.Option(help="text or json, a line an event on stderr.")] = "text",
 ) -> None:
@@ -83,6 +96,7 @@ def node(  # noqa: PLR0913 - each option is a parameter
             tls_key=tls_key,
             http=http,
             sync=sync.value,
+            dialect=dialect.value,
         )
         serve(options)
     except OutputError as error:

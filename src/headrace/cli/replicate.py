@@ -2,6 +2,7 @@
 
 import json
 import time
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,6 +33,14 @@ VbucketsOption = Annotated[
 ]
 
 
+class Dialect(StrEnum):
+    """What `--dialect` may be."""
+
+    DCP = "dcp"
+    UPR = "upr"
+    UPR_DRAFT = "upr-draft"
+
+
 @joined
 def replicate(
     *,
@@ -43,6 +52,9 @@ def replicate(
     force: Annotated[
         bool, typer.Option("--force", help="Make replicas also of vbuckets that hold changes of the second server.")
     ] = False,
+    dialect: Annotated[
+        Dialect, typer.Option("--dialect", help="What the two speak to each other; older than DCP, a node takes alone.")
+    ] = Dialect.DCP,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Keep vbuckets of one server as replicas at another, until stopped.
@@ -56,7 +68,7 @@ def replicate(
     """
     with exits("replicate"):
         chosen = read_vbuckets(vbuckets) if vbuckets is not None else None
-        code = _Run(pair, output).run(chosen, once=once, force=force)
+        code = _Run(pair, output).run(chosen, once=once, force=force, dialect=dialect)
     raise typer.Exit(code)
 
 
@@ -69,10 +81,12 @@ class _Run:
         self._line = StatusLine()
         self._started = time.monotonic()
 
-    def run(self, vbuckets: list[int] | None, *, once: bool, force: bool) -> int:
+    def run(self, vbuckets: list[int] | None, *, once: bool, force: bool, dialect: Dialect) -> int:
         from headrace.pipelines.replicate import RefusedError, Replication  # noqa: PLC0415 - see connect.py
+        from headrace.wire import Dialect as Spoken  # noqa: PLC0415 - as above
 
-        job = Replication(self._source, self._target, vbuckets=vbuckets, force=force, tell=self._tell)
+        spoken = Spoken(dialect.value)
+        job = Replication(self._source, self._target, vbuckets=vbuckets, force=force, dialect=spoken, tell=self._tell)
         with Stopping() as stop:
 
             def look() -> bool:

@@ -10,12 +10,11 @@ is its stream request; 0x51 without extras, before any open, its request for the
 
 from headrace.explain.headers import has_header
 from headrace.wire import Dialect, Header, dissect
-from headrace.wire.codes import Magic
+from headrace.wire.registry import only_draft
 
 CANDIDATES = (Dialect.DCP, Dialect.UPR, Dialect.UPR_DRAFT)
 _TAP_OPCODES = range(0x40, 0x48)
 _SHARED_OPCODES = range(0x50, 0x66)
-_DRAFT_STREAM, _DRAFT_LOG, _DRAFT_STREAM_EXTRAS = 0x50, 0x51, 40
 
 
 class DialectJudge:
@@ -44,7 +43,7 @@ class DialectJudge:
         self._tap_seen = self._tap_seen or opcode in _TAP_OPCODES
         if opcode not in _SHARED_OPCODES:
             return
-        if self._seen == 0 and _only_draft(header):
+        if self._seen == 0 and only_draft(header):
             self._verdict = Dialect.UPR_DRAFT
         self._seen += 1
         for dialect in CANDIDATES:
@@ -73,9 +72,3 @@ class DialectJudge:
         if not self._fixed and has_header(data) and Header.parse(data).opcode in _TAP_OPCODES:
             return Dialect.TAP
         return self._verdict
-
-
-def _only_draft(header: Header) -> bool:
-    if header.magic != Magic.REQUEST:
-        return False
-    return (header.opcode, header.extras_length) in ((_DRAFT_STREAM, _DRAFT_STREAM_EXTRAS), (_DRAFT_LOG, 0))

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from headrace.history import State
-from headrace.node.dcp.producer import Producer
+from headrace.node.dcp.sender import Sender
 from headrace.node.dcp.trouble import Refusal
 from headrace.node.going_back import go_back
 from headrace.node.refused import Refused
@@ -151,7 +151,7 @@ class Chaos:
     def meet(self, session: Session) -> None:
         """Do to a connection that was just opened what the rules say."""
         producer = session.end
-        if not isinstance(producer, Producer):
+        if not isinstance(producer, Sender):
             return
         for name, rate in self._slow:
             if fnmatchcase(producer.name, name):
@@ -162,11 +162,11 @@ class Chaos:
         if self._refusals:
             self._watch(producer)
 
-    def _producers(self, name: str) -> list[Producer]:
+    def _producers(self, name: str) -> list[Sender]:
         ends = [session.end for session in self._opened.ends.values()]
-        return [end for end in ends if isinstance(end, Producer) and fnmatchcase(end.name, name)]
+        return [end for end in ends if isinstance(end, Sender) and fnmatchcase(end.name, name)]
 
-    def _some_producers(self, name: str) -> list[Producer]:
+    def _some_producers(self, name: str) -> list[Sender]:
         found = self._producers(name)
         if not found:
             raise Refused(Status.KEY_NOT_FOUND, f"no DCP connection is open whose name is {name}")
@@ -221,7 +221,7 @@ class Chaos:
             self._watch(producer)
         return self._rules()
 
-    def _watch(self, producer: Producer) -> None:
+    def _watch(self, producer: Sender) -> None:
         name = producer.name
         producer.make_trouble().refusal_of = lambda request: self._refusal(name, request)
 
@@ -274,11 +274,11 @@ class Chaos:
             yield {"rule": "refuse", "name": rule.name, "status": rule.refusal.status, "left": rule.left}
 
 
-def _connection(producer: Producer, done: str) -> Effect:
+def _connection(producer: Sender, done: str) -> Effect:
     return {"connection": producer.name, "is": done}
 
 
-def _shown(producer: Producer) -> Effect:
+def _shown(producer: Sender) -> Effect:
     trouble = producer.trouble
     is_slow = trouble is not None and trouble.throttle is not None
     is_frozen = trouble is not None and trouble.is_frozen

@@ -17,12 +17,12 @@ from headrace.node import replies
 from headrace.node.refused import Refused
 from headrace.node.users import Role
 from headrace.wire import Dialect, Frame, Malformed, Unknown, decode, encode
-from headrace.wire.catalogue import StreamRequest
+from headrace.wire.catalogue import GetFailoverLog, StreamRequest
 from headrace.wire.codes import RequestFrameInfo, Status
 from headrace.wire.frame_info import FrameInfo, split_frame_infos
 from headrace.wire.header import REQUEST_MAGICS
 from headrace.wire.message import Answered, Message, Request, Response
-from headrace.wire.registry import REQUESTS
+from headrace.wire.registry import REQUESTS, only_draft
 
 if TYPE_CHECKING:
     from headrace.node.session import Session
@@ -80,12 +80,16 @@ def answer(request: Request, reply: type[R], **fields: object) -> R:
 
 def dispatch(session: Session, frame: Frame) -> None:
     """Serve one request."""
+    if not session.is_dialect_told and frame.header.opcode in STREAM_OPCODES:
+        session.is_dialect_told = True
+        if only_draft(frame.header):
+            session.dialect = Dialect.UPR_DRAFT
     message = decode(frame, session.dialect)
     if frame.header.magic not in REQUEST_MAGICS:
         _take_answer(session, frame, message)
         return
-    if isinstance(message, Malformed) and message.command is StreamRequest.spec:
-        message = decode(frame, Dialect.UPR)  # which has a shorter form of it
+    if isinstance(message, Malformed):
+        message = _read_again(session, frame, message)
     try:
         result = _serve(session, message)
     except Exception as error:  # noqa: BLE001 - a fault of ours is answered, and told, as one
@@ -96,6 +100,16 @@ def dispatch(session: Session, frame: Frame) -> None:
         session.pending = _wait(session, frame, message, result)
     else:
         _send(session, message, result)
+
+
+def _read_again(session: Session, frame: Frame, message: Malformed) -> Message:
+    """Read what another dialect has on the same connection, where it is that."""
+    if message.command is StreamRequest.spec and session.dialect is Dialect.DCP:
+        return decode(frame, Dialect.UPR)  # which has a shorter form of it
+    takes_draft = session.dialect is Dialect.UPR_DRAFT and session.end is not None and not session.end.is_producer
+    if message.command is GetFailoverLog.spec and takes_draft:
+        return decode(frame, Dialect.DCP)  # its manager tells it by ADD_STREAM what to ask for
+    return message
 
 
 def _take_answer(session: Session, frame: Frame, message: Message) -> None:
@@ -129,7 +143,7 @@ def _serve(session: Session, message: Message) -> Result:
         _check_known(session)
     if isinstance(message, Malformed):
         # Those who speak DCP know these two words (capture 03b_dcp_malformed).
-        told = "Invalid arguments" if spec.opcodes.get(Dialect.DCP) in STREAM_OPCODES else None
+        told = "Invalid arguments" if message.opcode in STREAM_OPCODES else None
         raise Refused(Status.INVALID, told or f"{spec.name}: {message.problem.text}")
     assert isinstance(message, Request)
     if handler is None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from headrace.errors import HeadraceError
 from headrace.node.cluster_config import Address
 from headrace.node.limits import NodeLimits
+from headrace.wire import Dialect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,6 +28,9 @@ _PATHS = ("data", "users", "tls_cert", "tls_key")
 
 Sync = Literal["behind", "every-write"]
 _SYNCS: tuple[Sync, ...] = ("behind", "every-write")
+
+Spoken = Literal["auto", "dcp", "upr", "upr-draft"]
+_SPOKEN: tuple[Spoken, ...] = ("auto", "dcp", "upr", "upr-draft")
 
 
 class NodeError(HeadraceError):
@@ -47,6 +51,7 @@ class NodeKeywords(TypedDict, total=False):
     http: int | None
     sync: Sync
     sync_every_write: bool
+    dialect: Spoken
     limits: NodeLimits
 
 
@@ -79,12 +84,16 @@ class NodeOptions:
     """`behind` acknowledges from memory, `every-write` only what is on disk."""
     sync_every_write: bool = False
     """The same as a boolean: true when `sync` is `every-write`, and it makes it so."""
+    dialect: Spoken = "auto"
+    """What stream connections speak: `auto` goes by their first message, the others refuse what is not theirs."""
     limits: NodeLimits = field(default_factory=NodeLimits)
     """What the node takes in before it slows clients down or turns them away."""
 
     def __post_init__(self) -> None:
         if self.sync not in _SYNCS:
             raise NodeError(f"sync is {' or '.join(_SYNCS)}, not {self.sync!r}")
+        if self.dialect not in _SPOKEN:
+            raise NodeError(f"dialect is one of {', '.join(_SPOKEN)}, not {self.dialect!r}")
         every_write = self.sync == "every-write" or self.sync_every_write
         self._put("sync", "every-write" if every_write else "behind")
         self._put("sync_every_write", every_write)
@@ -106,6 +115,11 @@ class NodeOptions:
                 f"{self.host} is open to other machines, and without users everyone may do everything: "
                 "name a users file (--users FILE, made by `headrace user add`), or listen on 127.0.0.1"
             )
+
+    @property
+    def forced_dialect(self) -> Dialect | None:
+        """The dialect of every connection; None where each has its own."""
+        return None if self.dialect == "auto" else Dialect(self.dialect)
 
     def _put(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # frozen, but not before it is made

@@ -94,6 +94,7 @@ class AsyncNode(Reachable):
             data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-node-")))
         buckets = await _to_the_end(self._open(stack, data))
         services = Services(buckets, users=users, limits=options.limits, sync_every_write=options.sync_every_write)
+        services.dialect = options.forced_dialect
         self.services = services
         stack.push_async_callback(services.close)
         server = await self._listen(stack, context)
@@ -168,6 +169,7 @@ class AsyncNode(Reachable):
                 "buckets": ",".join(buckets.names()),
                 "vbuckets": buckets.vbuckets,
                 "sync": options.sync,
+                "dialect": options.dialect,
                 "users": _yes_or_no(options.users is not None),
                 "tls": _yes_or_no(options.tls_cert is not None),
                 "connections_max": options.limits.connections_max,

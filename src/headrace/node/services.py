@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headrace.node.buckets import Buckets
     from headrace.node.connection import Connection
     from headrace.node.limits import NodeLimits
+    from headrace.wire import Dialect
 
 OPEN_USER = "Administrator"
 OPEN_PASSWORD = "password"  # noqa: S105 - no secret: a node without users lets everyone in, and only on loopback
@@ -52,6 +53,8 @@ class Services:
         """What clients that do not read are owed, over all connections."""
         self.half_frame_bytes = 0
         """What begun messages hold in memory, over all connections."""
+        self.dialect: Dialect | None = None
+        """What every connection speaks; None leaves it to its first message."""
         self.started_at = time.time()
         self.address = Address(host="127.0.0.1", port=0)
         self.open_user: User | None = None

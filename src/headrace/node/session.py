@@ -58,6 +58,7 @@ class Session:
         "fault",
         "features",
         "implied_bucket",
+        "is_dialect_told",
         "left",
         "line",
         "local",
@@ -105,8 +106,10 @@ class Session:
         self.requests = 0
         self.line: Line | None = None
         """The way to the client for what is no answer; the connection sets it."""
-        self.dialect = Dialect.DCP
+        self.dialect = services.dialect or Dialect.DCP
         """How its messages are read; what TAP has and others lack is read as TAP in any."""
+        self.is_dialect_told = services.dialect is not None
+        """Whether it is known: by the first message that UPR or DCP has, or since the node was told which to speak."""
         self.end: DcpEnd | None = None
         """What the connection is after DCP OPEN."""
         self.ends: dict[str, Session] = {}

@@ -14,10 +14,10 @@ from headrace.client.errors import ConnectionLostError, ServerAnswerError, Statu
 from headrace.client.opening import opening
 from headrace.client.transport import Transport
 from headrace.history import FailoverLog
-from headrace.ids import Opaque, VBucketId
+from headrace.ids import Opaque, Seqno, VBucketId
 from headrace.pipelines.servers import Vbuckets
-from headrace.wire import Response, decode, encode
-from headrace.wire.catalogue import Control, ErrorReply, GetFailoverLog, Open
+from headrace.wire import Dialect, Response, decode, encode
+from headrace.wire.catalogue import Control, ErrorReply, GetFailoverLog, Open, StreamRequest
 from headrace.wire.catalogue import FailoverLog as FailoverLogReply
 from headrace.wire.codes import Feature, OpenFlag
 
@@ -43,6 +43,8 @@ class Line(Transport):
         self.sends_delete_times = False
         """Whether it was agreed that deletions carry their time."""
         self._last_opaque = 0
+        self.dialect = Dialect.DCP
+        """How what is asked by it is written."""
         try:
             self.features: frozenset[int] = self._go_through(opening(server.login, tuple(features)))
         except BaseException:
@@ -56,19 +58,32 @@ class Line(Transport):
         self.close()
 
     @classmethod
-    def to_consumer(cls, server: Server, name: str) -> Line:
-        """Make a server a consumer, which waits to be told what to ask for."""
+    def to_consumer(cls, server: Server, name: str, dialect: Dialect = Dialect.DCP) -> Line:
+        """Make a server a consumer, which waits to be told what to ask for; in an older dialect only a headrace node."""
         line = cls(server)
         line.become(OpenFlag(0), name)
+        if dialect is not Dialect.DCP:
+            line.set(b"dialect", dialect.encode())
         return line
 
     @classmethod
-    def to_producer(cls, server: Server, name: str, *, granted: frozenset[int] = frozenset(FEATURES)) -> Line:
-        """Make a server a producer, for a consumer that knows these features.
+    def to_producer(
+        cls,
+        server: Server,
+        name: str,
+        dialect: Dialect = Dialect.DCP,
+        *,
+        granted: frozenset[int] = frozenset(FEATURES),
+    ) -> Line:
+        """Make a server a producer, for a consumer that knows these features. In the draft, its first message does.
 
         Delete times came to Couchbase with snappy, expirations as such with alternative headers: a consumer that has
         the one has the other.
         """
+        if dialect is Dialect.UPR_DRAFT:
+            line = cls(server, _ALWAYS)
+            line.dialect = dialect
+            return line
         line = cls(server, [feature for feature in FEATURES if feature in granted or feature in _ALWAYS])
         flags = OpenFlag.PRODUCER
         if Feature.XATTR in granted:
@@ -93,13 +108,16 @@ class Line(Transport):
 
     def wish(self, key: bytes) -> None:
         """Set what is good to have: a server that does not know it does without."""
+        self.set(key, b"true", must=False)
+
+    def set(self, key: bytes, value: bytes, *, must: bool = True) -> None:
+        """Set something for the connection."""
         try:
-            self.ask(Control(key=key, value=b"true"))
-        except StatusError:
-            return
-        except BaseException:
-            self.close()
-            raise
+            self.ask(Control(key=key, value=value))
+        except BaseException as error:
+            if must or not isinstance(error, StatusError):
+                self.close()
+                raise
 
     # -- questions, before the line is joined
 
@@ -107,9 +125,9 @@ class Line(Transport):
         """Send a request and wait for its answer; a status of failure is raised."""
         self._last_opaque += 1
         opaque = Opaque(self._last_opaque)
-        self.send(encode(dataclasses.replace(message, opaque=opaque)))
+        self.send(encode(dataclasses.replace(message, opaque=opaque), self.dialect))
         frame = self.next_frame()
-        reply = decode(frame)
+        reply = decode(frame, self.dialect)
         if frame.header.opaque != opaque or not isinstance(reply, Response):
             raise ServerAnswerError(f"{self.server}: {message.spec.name} was answered by {reply!r}")
         if isinstance(reply, ErrorReply):
@@ -166,7 +184,7 @@ class Line(Transport):
 _ALWAYS = frozenset({Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON})
 
 
-def are_one(source: Server, target: Server) -> bool:
+def are_one(source: Server, target: Server, dialect: Dialect = Dialect.DCP) -> bool:
     """Whether two addresses are of one bucket of one server: what is opened by the one is seen by the other.
 
     A server may go by many names, so that to compare those is not enough.
@@ -174,7 +192,17 @@ def are_one(source: Server, target: Server) -> bool:
     if (source.address, source.bucket) == (target.address, target.bucket):
         return True
     name = f"headrace-who:{secrets.token_hex(8)}"
+    if dialect is Dialect.UPR_DRAFT:
+        return _is_seen_as_group(source, target, name)
     with Line.to_producer(source, name), Vbuckets(target) as seen:
+        return name in seen.connections()
+
+
+def _is_seen_as_group(source: Server, target: Server, name: str) -> bool:
+    """The draft names no connections, but streams."""
+    with Vbuckets(source) as asked, Vbuckets(target) as seen, Line.to_producer(source, name, Dialect.UPR_DRAFT) as line:
+        for vb in list(asked.seqnos())[:1]:
+            line.ask(StreamRequest(vbucket=VBucketId(vb), high_seqno=Seqno(0), group=name.encode()))
         return name in seen.connections()
 
 

@@ -29,15 +29,17 @@ from headrace.client import ClientError, NotMyVBucketError
 from headrace.errors import HeadraceError
 from headrace.history import State
 from headrace.pipelines.lines import Line, are_one
-from headrace.pipelines.relay import Relay
+from headrace.pipelines.older import relay_of
 from headrace.pipelines.replicate import STEP_S, RefusedError, add_streams, check_counts
 from headrace.pipelines.servers import Vbuckets
+from headrace.wire import Dialect
 from headrace.wire.codes import Status, StreamFlag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.history import FailoverLog
+    from headrace.pipelines.relay import Relay
     from headrace.pipelines.servers import Server
 
 ATTEMPTS_MAX = 3
@@ -131,12 +133,14 @@ class Move:
         vb: int,
         *,
         force: bool = False,
+        dialect: Dialect = Dialect.DCP,
         tell: Callable[[Step, str], None] = lambda _step, _text: None,
     ) -> None:
         self._source = source
         self._target = target
         self._vb = vb
         self._force = force
+        self._dialect = dialect
         self._tell = tell
         self._name = f"headrace-move:{vb}"
         self.result = Moved(vbucket=vb)
@@ -241,10 +245,10 @@ class Move:
         """Carry a takeover to its end; give in words why it ended, whatever came of it."""
         watched = _Takeover(self._vb, self._tell)
         with (
-            Line.to_consumer(self._target, self._name) as consumer,
-            Line.to_producer(self._source, self._name, granted=consumer.features) as producer,
+            Line.to_consumer(self._target, self._name, self._dialect) as consumer,
+            Line.to_producer(self._source, self._name, self._dialect, granted=consumer.features) as producer,
         ):
-            relay = Relay(producer, consumer, watched)
+            relay = relay_of(self._dialect)(producer, consumer, watched)
             relay.tell_consumer(add_streams([self._vb], StreamFlag.TAKEOVER))
             self._tell(Step.COPYING, f"vbucket {self._vb} goes from {self._source} to {self._target}")
             try:

@@ -19,7 +19,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.client.errors import ServerAnswerError
-from headrace.ids import Opaque
+from headrace.ids import Opaque, VBucketId
 from headrace.wire import Dialect, encode
 from headrace.wire.catalogue import (
     AddStream,
@@ -101,10 +101,11 @@ class Watcher(Protocol):
 class _Way:
     """One direction."""
 
-    __slots__ = ("_look", "_queue", "_rest", "_wanted_bytes", "items", "total_bytes", "waiting_bytes")
+    __slots__ = ("_look", "_passed", "_queue", "_rest", "_wanted_bytes", "items", "total_bytes", "waiting_bytes")
 
-    def __init__(self, look: Callable[[bytes, int, int], bool]) -> None:
+    def __init__(self, look: Callable[[bytes, int, int], bool], items: frozenset[int]) -> None:
         self._look = look
+        self._passed = items
         self._rest = bytearray()
         self._wanted_bytes = HEADER_BYTES
         self._queue: deque[memoryview] = deque()
@@ -133,7 +134,7 @@ class _Way:
 
     def _cut(self, data: bytes) -> None:
         at = begun = 0
-        end, items, length_of = len(data), 0, _LENGTH.unpack_from
+        end, items, length_of, passed = len(data), 0, _LENGTH.unpack_from, self._passed
         self._wanted_bytes = HEADER_BYTES
         while end - at >= HEADER_BYTES:
             (body,) = length_of(data, at + 8)
@@ -143,7 +144,7 @@ class _Way:
                     raise ServerAnswerError(f"a message of {body} bytes: this is no stream connection")
                 self._wanted_bytes = HEADER_BYTES + body
                 break
-            if data[at + 1] in _ITEMS and data[at] != _RESPONSE:
+            if data[at + 1] in passed and data[at] != _RESPONSE:
                 items += 1
             elif not self._look(data, at, stop):
                 self._push(memoryview(data)[begun:at])
@@ -175,14 +176,17 @@ class _Way:
 
 
 class Relay:
-    """Joins a line to a producer and one to a consumer."""
+    """Joins a line to a producer and one to a consumer, which speak UPR or DCP to each other."""
+
+    passed = _ITEMS
+    """What comes from the producer and is counted as an item, and not looked at."""
 
     def __init__(self, producer: Line, consumer: Line, watcher: Watcher) -> None:
         self._producer = producer
         self._consumer = consumer
         self._watcher = watcher
-        self._down = _Way(self._look_down)
-        self._up = _Way(self._look_up)
+        self._down = _Way(self._look_down, self.passed)
+        self._up = _Way(self._look_up, frozenset())
 
     @property
     def items(self) -> int:
@@ -201,6 +205,10 @@ class Relay:
     def tell_producer(self, frames: bytes) -> None:
         """Send messages of one's own to the producer."""
         self._up.put(frames)
+
+    def close_stream(self, vb: int) -> None:
+        """Tell the producer that a stream is not wanted any more."""
+        self.tell_producer(encode(CloseStream(vbucket=VBucketId(vb), opaque=Opaque(vb))))
 
     def step(self, timeout_s: float) -> bool:
         """Move what can be moved, else wait for something to move; False when nothing came in that time."""

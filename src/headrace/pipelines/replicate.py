@@ -21,19 +21,20 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from headrace.client import ClientError, ServerAnswerError
-from headrace.errors import HeadraceError
 from headrace.history import State
 from headrace.ids import Opaque, VBucketId
 from headrace.pipelines.lines import Line, are_one
-from headrace.pipelines.relay import Relay
+from headrace.pipelines.older import check_dialect, relay_of
+from headrace.pipelines.refusals import RefusedError
 from headrace.pipelines.servers import Vbuckets
-from headrace.wire import encode
-from headrace.wire.catalogue import AddStream, CloseStream
+from headrace.wire import Dialect, encode
+from headrace.wire.catalogue import AddStream
 from headrace.wire.codes import Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
+    from headrace.pipelines.relay import Relay
     from headrace.pipelines.servers import Server
 
 LOOK_S = 0.5
@@ -48,10 +49,6 @@ BUSY_S_MAX = 30.0
 MAKERS_MAX = 16
 """How many connections make replicas at a time."""
 _SHOWN_MAX = 8
-
-
-class RefusedError(HeadraceError):
-    """What was asked for would lose something or cannot be: nothing was changed."""
 
 
 class Event(StrEnum):
@@ -141,9 +138,11 @@ class Replication:
         *,
         vbuckets: Collection[int] | None = None,
         force: bool = False,
+        dialect: Dialect = Dialect.DCP,
         tell: Callable[[Event, str], None] = lambda _event, _text: None,
     ) -> None:
         self.progress = Progress()
+        self._dialect = dialect
         self._source = source
         self._target = target
         self._wanted = None if vbuckets is None else sorted(vbuckets)
@@ -174,7 +173,9 @@ class Replication:
     # -- prepare
 
     def _prepare(self) -> None:
-        if are_one(self._source, self._target):
+        if self._dialect is not Dialect.DCP:
+            check_dialect(self._source, self._target, self._dialect)
+        if are_one(self._source, self._target, self._dialect):
             raise RefusedError(f"{self._source} cannot be a replica of itself")
         with Vbuckets(self._source) as source, Vbuckets(self._target) as target:
             check_counts(source, target)
@@ -223,10 +224,10 @@ class Replication:
         with (
             Vbuckets(self._source) as source,
             Vbuckets(self._target) as target,
-            Line.to_consumer(self._target, name) as consumer,
-            Line.to_producer(self._source, name, granted=consumer.features) as producer,
+            Line.to_consumer(self._target, name, self._dialect) as consumer,
+            Line.to_producer(self._source, name, self._dialect, granted=consumer.features) as producer,
         ):
-            relay = Relay(producer, consumer, streams)
+            relay = relay_of(self._dialect)(producer, consumer, streams)
             relay.tell_consumer(add_streams(sorted(self._vbuckets)))
             self._again.clear()
             self.progress.joins += 1
@@ -265,7 +266,7 @@ class Replication:
             if status != Status.KEY_NOT_FOUND:
                 raise ServerAnswerError(f"{self._target} refuses changes of vbucket {vb}: {_said(status)}")
             streams.running.discard(vb)
-            relay.tell_producer(encode(CloseStream(vbucket=VBucketId(vb), opaque=Opaque(vb))))
+            relay.close_stream(vb)
             self._again[vb] = now + AGAIN_S
         streams.unknown.clear()
         due = [vb for vb, at in self._again.items() if at <= now]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _CONNECTION = re.compile(r"eq_dcpq:(.+):[a-z_0-9]+$")
 """How servers name what they tell of a stream connection."""
+_GROUP = re.compile(r":stream_\d+_group$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +132,11 @@ class Vbuckets:
             found[reply.key.decode(errors="replace")] = reply.value.decode(errors="replace")
 
     def connections(self) -> set[str]:
-        """The names of the connections that were opened for streams."""
-        names = (_CONNECTION.match(name) for name in self.stats("dcp"))
-        return {found[1] for found in names if found}
+        """The names of the connections that were opened for streams; in the UPR draft, of the streams themselves."""
+        told = self.stats("dcp")
+        names = (_CONNECTION.match(name) for name in told)
+        groups = {content for name, content in told.items() if _GROUP.search(name)}
+        return groups | {found[1] for found in names if found}
 
     def persisted(self, vb: int, seqno: int) -> None:
         """Wait until a vbucket has a seqno on disk; a server that takes too long for it says so."""

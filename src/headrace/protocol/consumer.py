@@ -10,7 +10,8 @@ never sees items' contents. Its states and inputs meet in one table:
 A pair that is not in the table is refused. What is refused is answered; what was taken is not, but for states and for
 markers that ask for it. Who owns the stream does what a verdict says: this file changes no copy and sends nothing.
 
-Snapshots: a marker opens one, and the item with its last seqno makes it whole. A marker that comes before that extends
+Snapshots: a marker opens one, and the item with its last seqno makes it whole; in the UPR draft, which tells of no
+seqno, a message of its own does (`snapshot_ended`). A marker that comes before that extends
 the one that is open, so that a copy is never called whole too early: a producer that goes back to its disk in the
 middle of a snapshot sends the rest of it in the next one.
 
@@ -303,6 +304,15 @@ class Stream:
             return self._whole()
         return Verdict.DROP  # outside every snapshot; what comes after must be newer all the same (capture 07b)
 
+    def snapshot_ended(self) -> Verdict:
+        """Judge the end of a snapshot that did not say in advance where it ends: what came is all of it."""
+        if (self.state, Input.MARKER) not in TRANSITIONS:
+            return Verdict.NO_STREAM
+        if self.is_whole:
+            return Verdict.INVALID
+        self.snapshot_end = self._open_end = self.last_seqno
+        return self._whole()
+
     def _whole(self) -> Verdict:
         self.is_whole = True
         if self._answer_wanted:
@@ -406,6 +416,7 @@ __all__ = [
     "NOOPS_MISSED_MAX",
     "NOOP_INTERVAL_S",
     "ROLLBACKS_MAX",
+    "SEQNO_KEPT_MAX",
     "STATUSES",
     "TRANSITIONS",
     "Accepted",

@@ -28,7 +28,7 @@ from headrace.errors import LocalProtocolError
 from headrace.history import State
 from headrace.ids import Opaque, Seqno, VBucketId
 from headrace.wire.catalogue import SetVBucketState, SnapshotMarker, StreamEnd
-from headrace.wire.codes import SnapshotFlag, StreamEndReason, StreamFlag
+from headrace.wire.codes import SnapshotFlag, StreamFlag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -196,7 +196,7 @@ class ProducerStream:
         state = State.PENDING if self.phase is Phase.OFFERED else State.ACTIVE
         return SetVBucketState(vbucket=self.vbucket, opaque=self.opaque, state=state)
 
-    def finish(self, reason: StreamEndReason) -> StreamEnd:
+    def finish(self, reason: int) -> StreamEnd:
         """End the stream, and give the message that says why."""
         if self.phase is not Phase.ENDED:
             self.step(Step.END)

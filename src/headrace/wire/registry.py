@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.wire import catalogue
 from headrace.wire.codes import Magic, Status
 from headrace.wire.dialects import Dialect
-from headrace.wire.header import REQUEST_MAGICS, RESPONSE_MAGICS
+from headrace.wire.header import REQUEST_MAGICS, RESPONSE_MAGICS, Header
 from headrace.wire.message import Kind, Message, Request, Response, ServerRequest
 from headrace.wire.plan import Plan
 
@@ -73,6 +73,20 @@ def spoken_in(cls: type[Message], dialect: Dialect) -> Dialect | None:
     if opcode is not None and lookup(cls.spec.kind, opcode, dialect) == (cls, other):
         return other
     return None
+
+
+def only_draft(header: Header) -> bool:
+    """Whether a message that comes before any other of UPR or DCP can only be of the draft.
+
+    An open has 8 bytes of extras, and what adds a stream comes after it and has 4.
+    """
+    return header.magic == Magic.REQUEST and (header.opcode, header.extras_length) in _ONLY_DRAFT
+
+
+_ONLY_DRAFT = frozenset(
+    (cls.spec.opcodes[Dialect.UPR_DRAFT], cls.spec.extras_size(cls.spec.layouts[Dialect.UPR_DRAFT][0]))
+    for cls in (catalogue.StreamRequest, catalogue.GetFailoverLog)
+)
 
 
 def reply_to(request: type[Message], status: int) -> type[Response]:

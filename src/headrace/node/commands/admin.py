@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.history import State
 from headrace.node.commands.items import bucket_of
-from headrace.node.dcp.producer import Producer
+from headrace.node.dcp.sender import Sender
 from headrace.node.dispatch import answer, handles
 from headrace.node.users import Role
 from headrace.store.records import seqno_of, unpack
@@ -68,7 +68,7 @@ async def _flush_all(opened: OpenBucket) -> None:
     for vb, last in marks:
         # Before a later change is sent, so that it does not fall to the flush; the deletions follow.
         for one in list(opened.ends.values()):
-            if isinstance(one.end, Producer):
+            if isinstance(one.end, Sender):
                 one.end.flushed(vb.id)
         await _flush_vbucket(opened, vb, last)
 

@@ -11,6 +11,7 @@ from headrace.node.commands.items import bucket_of
 from headrace.node.dispatch import answer, handles
 from headrace.node.refused import Refused
 from headrace.node.users import Role
+from headrace.wire import Dialect
 from headrace.wire.catalogue import (
     Done,
     FailoverEntry,
@@ -87,4 +88,6 @@ def failover_log(session: Session, request: GetFailoverLog) -> FailoverLog | Non
         session.leave("a consumer is not asked for a failover log")
         return None
     vb = bucket_of(session).vbucket(request.vbucket)
-    return answer(request, FailoverLog, entries=tuple(FailoverEntry(*branch) for branch in vb.failover_log))
+    entries = tuple(FailoverEntry(*branch) for branch in vb.failover_log)
+    spoken = Dialect.UPR_DRAFT if session.dialect is Dialect.UPR_DRAFT else Dialect.DCP
+    return FailoverLog(opcode=request.spec.opcodes[spoken], opaque=request.opaque, entries=entries)

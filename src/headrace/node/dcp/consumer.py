@@ -88,8 +88,6 @@ def _opcode(message: type[Request]) -> int:
 _STREAM_REQUEST = _opcode(StreamRequest)
 _CONTROL = _opcode(Control)
 _MARKER = _opcode(SnapshotMarker)
-_SET_STATE = _opcode(SetVBucketState)
-_END = _opcode(StreamEnd)
 _ADD = _opcode(AddStream)
 _CLOSE = _opcode(CloseStream)
 _NOOP = _opcode(DcpNoop)
@@ -99,14 +97,18 @@ _COUNTED = frozenset(
 
 
 class Consumer:
-    """The consuming end of one connection."""
+    """The consuming end of one connection, which asks for streams in DCP. `older_consumer` has those of other ages."""
 
     is_producer = False
+    dialect = Dialect.DCP
+    """What it asks and is sent in; its manager speaks DCP to any."""
+    _record_of = staticmethod(record_of)
 
     def __init__(self, opened: OpenBucket, line: Line, name: str, now: float) -> None:
         self.name = name
         self.received_bytes = 0
         self.received_items = 0
+        self._opened = opened
         self._bucket = opened.bucket
         self._flusher = opened.flusher
         self._line = line
@@ -136,6 +138,16 @@ class Consumer:
         }
         self._bucket.state_watchers.append(self._state_changed)
 
+    @property
+    def has_asked(self) -> bool:
+        """Whether a stream was asked for."""
+        return self._last_opaque > 0
+
+    def become(self, kind: type[Consumer], now: float) -> Consumer:
+        """Leave the connection to a consumer of another dialect."""
+        self.close()
+        return kind(self._opened, self._line, self.name, now)
+
     # ------------------------------------------------------------------------------------------------ what comes in
 
     def receive(self, message: Message, now: float) -> None:
@@ -153,7 +165,7 @@ class Consumer:
                 self._leave(f"{message.spec.name} is not for a consumer")
                 return
             if message.spec.flow_controlled and receive != self._item:
-                self._count(len(encode(message)))
+                self._count(len(encode(message, self.dialect)))
             receive(message)
         self._acknowledge(now)
 
@@ -267,8 +279,11 @@ class Consumer:
             if answer.status and answer.opaque == self._noop_opaque:
                 self._watch.is_on = False  # it will not send noops, so its silence means nothing
             return
-        if answer.opcode != _STREAM_REQUEST:
-            return  # acks and noops have no answers that matter
+        if answer.opcode == _STREAM_REQUEST:  # acks and noops have no answers that matter
+            self._request_answered(answer)
+
+    def _request_answered(self, answer: Response) -> None:
+        """Take the answer to a stream request."""
         if answer.opaque in self._given_up:
             self._given_up.discard(answer.opaque)
             return
@@ -276,7 +291,7 @@ class Consumer:
         if copy is None:
             self._leave("an answer to a stream request that was not made")
             return
-        outcome = copy.stream.answered(answer)
+        outcome = copy.stream.answered(self._meaning(copy, answer))
         if isinstance(outcome, Accepted):
             self._bucket.adopt(copy.vb, outcome.log)
             self._added(copy, Status.SUCCESS)
@@ -287,6 +302,11 @@ class Consumer:
             self._added(copy, outcome.status)
         else:
             self._leave(outcome.why)
+
+    def _meaning(self, copy: Copy, answer: Response) -> Response:
+        """What an answer to a stream request means in the words of DCP."""
+        del copy
+        return answer
 
     def _roll_back(self, copy: Copy, to: int) -> None:
         """Take the vbucket back, then ask again with the same opaque (capture 07b)."""
@@ -333,7 +353,7 @@ class Consumer:
             self._end_snapshot(copy, verdict)
 
     def _item(self, request: Mutation | Deletion | Expiration) -> None:
-        data = encode(request)
+        data = encode(request, self.dialect)
         self._count(len(data))
         self.received_items += 1
         self._take_item(data, 0, len(data))
@@ -342,10 +362,10 @@ class Consumer:
         """Judge one item and take it, in whatever form it came."""
         _, opcode, _, _, datatype, vbucket, _, opaque, _, seqno = HEAD.unpack_from(data, at)
         self._bucket.clock.tick()
-        record = record_of(data, at, end, now_s=self._bucket.clock.seconds)
+        record = self._record_of(data, at, end, now_s=self._bucket.clock.seconds)
         if record is None:
             self._refuse(opcode, Opaque(opaque), Status.INVALID)
-            if datatype > KNOWN_DATATYPES:  # capture 07b
+            if datatype > KNOWN_DATATYPES and self.dialect is Dialect.DCP:  # capture 07b
                 self._leave(f"datatype 0x{datatype:02x} was not agreed on")
             return
         copy = self._copies.find(opaque, vbucket)
@@ -378,14 +398,14 @@ class Consumer:
             self._leave(f"a state for vbucket {request.vbucket}, which has no such stream")
             return
         if request.state == State.ACTIVE and copy.vb.state not in {State.PENDING, State.ACTIVE}:
-            self._refuse(_SET_STATE, request.opaque, Status.INVALID)  # its manager took the first step back
+            self._refuse(self._opcode(request), request.opaque, Status.INVALID)  # its manager took the first step back
             return
         state = copy.stream.told(request.state)
         if isinstance(state, Verdict):
-            self._refuse(_SET_STATE, request.opaque, STATUSES[state])
+            self._refuse(self._opcode(request), request.opaque, STATUSES[state])
             return
         if state is State.REPLICA:
-            self._send(Done(opcode=_SET_STATE, opaque=request.opaque))
+            self._send(Done(opcode=self._opcode(request), opaque=request.opaque))
             return
         if copy.vb.state is not state:
             self._become(copy, state)
@@ -393,10 +413,11 @@ class Consumer:
 
     def _step_answered(self, opaque: Opaque, done: bool) -> None:  # noqa: FBT001 - of Steps
         """A step of a takeover has come to disk, or will not."""
+        opcode = self._opcode(SetVBucketState)
         if done:
-            self._send(Done(opcode=_SET_STATE, opaque=opaque))
+            self._send(Done(opcode=opcode, opaque=opaque))
         else:
-            self._refuse(_SET_STATE, opaque, Status.INVALID)
+            self._refuse(opcode, opaque, Status.INVALID)
 
     def _become(self, copy: Copy, state: State) -> None:
         self._changing = copy
@@ -411,7 +432,7 @@ class Consumer:
     def _stream_end(self, request: StreamEnd) -> None:
         copy = self._copies.find(request.opaque, request.vbucket)
         if copy is None or copy.stream.ended() is Verdict.NO_STREAM:
-            self._refuse(_END, request.opaque, Status.KEY_NOT_FOUND)
+            self._refuse(self._opcode(request), request.opaque, Status.KEY_NOT_FOUND)
         else:
             self._copies.forget(copy)
 
@@ -483,8 +504,13 @@ class Consumer:
         self.is_leaving = True
         self._line.leave(why)
 
+    def _opcode(self, message: Request | type[Request]) -> int:
+        """How a message of the producer is numbered in the dialect."""
+        return message.spec.opcodes[self.dialect]
+
     def _send(self, message: Message) -> None:
-        self._line.send(encode(message))
+        """Send a question in the dialect that it is asked in; answers are the same in all."""
+        self._line.send(encode(message, self.dialect if isinstance(message, Request) else Dialect.DCP))
 
     def _refuse(self, opcode: int, opaque: Opaque, status: Status) -> None:
         self._line.send(replies.error(opcode, opaque, Refused(status, _TEXTS.get(status, ""))))
@@ -494,6 +520,7 @@ class Consumer:
     def stats(self) -> Iterator[tuple[str, object]]:
         """What the stats of the connection tell."""
         yield "type", "consumer"
+        yield "dialect", str(self.dialect)
         yield "total_bytes_received", self.received_bytes
         yield "total_items_received", self.received_items
         yield "unacked_bytes", self._acks.unacked_bytes

@@ -2,8 +2,8 @@
 
 A record is a DCP mutation, deletion with its time, or expiration, with opaque 0: for a consumer that takes items in
 this form a stream is a copy with another opaque, and that is done in place by a compiled loop. Everything else (UPR's
-30 bytes, deletions without a time, no values, no xattrs, inflated or compressed values, extended metadata) is made
-frame by frame.
+30 bytes, the draft's 28, deletions without a time, no values, no xattrs, inflated or compressed values, extended
+metadata) is made frame by frame.
 """
 
 from __future__ import annotations
@@ -55,6 +55,12 @@ COMPRESS_BYTES_MIN = 32
 CONVERTED_MAX = 256
 """How many frames are made anew before it is the turn of others: each takes as long as thousands of copied bytes."""
 _ITEM, _ITEM_UPR = head_of(Mutation, "31 bytes"), head_of(Mutation, "30 bytes", Dialect.UPR)
+_ITEM_DRAFT = head_of(Mutation, "28 bytes", Dialect.UPR_DRAFT)
+"""The draft gives removals the same fields: what the item had, which is nothing."""
+_OF_DRAFT = {
+    kind: message.spec.opcodes[Dialect.UPR_DRAFT]
+    for kind, message in ((LIVE, Mutation), (DELETED, Deletion), (EXPIRED, Expiration))
+}
 _REMOVAL, _DELETED_AT, _EXPIRED_AT = head_of(Deletion, "v1"), head_of(Deletion, "v2"), head_of(Expiration, "v2")
 _UINT32 = Struct(">I")
 _UINT64 = Struct(">Q")
@@ -77,6 +83,8 @@ class Shape:
     @property
     def datatypes(self) -> int:
         """The bits of a datatype that may be sent. JSON is told without having been agreed on (capture 01a)."""
+        if self.dialect is Dialect.UPR_DRAFT:
+            return 0
         return JSON | (SNAPPY if self.snappy else 0) | (XATTR if self.xattrs else 0)
 
     @property
@@ -187,6 +195,8 @@ def convert(record: Record, shape: Shape, opaque: Opaque) -> bytes:
 
 def _head(record: Record, shape: Shape, meta_bytes: int) -> tuple[int, Struct, tuple[int, ...]]:
     """Opcode, form and last extras of a frame; what stands before them is the same for all."""
+    if shape.dialect is Dialect.UPR_DRAFT:
+        return _OF_DRAFT[record.opcode], _ITEM_DRAFT, (record.flags, record.expiry, 0)
     if record.live:
         item = (record.flags, record.expiry, 0, meta_bytes)
         return (LIVE, _ITEM_UPR, item) if shape.dialect is Dialect.UPR else (LIVE, _ITEM, (*item, 0))
@@ -203,6 +213,8 @@ def _head(record: Record, shape: Shape, meta_bytes: int) -> tuple[int, Struct, t
 def _value(record: Record, shape: Shape) -> tuple[bytes, int]:
     """The value that a consumer gets, and its datatype."""
     value, datatype = record.value, record.datatype
+    if shape.dialect is Dialect.UPR_DRAFT:  # which knows values alone
+        return (body_of(value, datatype)[1] if record.live and value else b""), 0
     if not value:
         return value, datatype & JSON
     if shape.no_value:

@@ -1,7 +1,8 @@
 """Items as a peer sends them to the records that are kept.
 
 A record is a DCP message of its own (`store.records`), so most frames become one by a patched opaque. What a producer
-of another age sends is brought to that form: UPR's mutations of 30 bytes, removals without a time, extended metadata.
+of another age sends is brought to that form: UPR's mutations of 30 bytes, the draft's of 28, removals without a time,
+extended metadata.
 Every place in a frame comes from the catalogue.
 """
 
@@ -10,7 +11,19 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from headrace.store.records import DELETED, DELETION, EXPIRATION, EXPIRED, LIVE, MUTATION, OPAQUE_AT
+from headrace.ids import Cas, Seqno, VBucketId
+from headrace.node.values import JSON, is_json
+from headrace.store.records import (
+    DELETED,
+    DELETION,
+    EXPIRATION,
+    EXPIRED,
+    LIVE,
+    MUTATION,
+    OPAQUE_AT,
+    Record,
+    head_of,
+)
 from headrace.wire import Dialect
 from headrace.wire.catalogue import Deletion, Expiration, Mutation
 from headrace.wire.codes import Datatype, Magic
@@ -92,6 +105,47 @@ def record_of(data: bytes, at: int, end: int, *, now_s: int) -> bytes | None:
     )
     shared = data[at + HEADER_BYTES : at + _SHARED_BYTES]
     return b"".join((head, shared, _rest(data, at, opcode, extras_bytes, now_s), data[key_at:value_end]))
+
+
+_DRAFT = head_of(Mutation, "28 bytes", Dialect.UPR_DRAFT)
+_DRAFT_EXTRAS = _DRAFT.size - HEADER_BYTES
+DRAFT_KINDS = {
+    message.spec.opcodes[Dialect.UPR_DRAFT]: kind
+    for message, kind in ((Mutation, LIVE), (Deletion, DELETED), (Expiration, EXPIRED))
+}
+"""Which kind of record an item of the draft becomes, by its opcode."""
+
+
+def draft_record_of(data: bytes, at: int, end: int, *, now_s: int) -> bytes | None:
+    """The same for an item of the draft, which has 28 bytes of extras whatever it is, and no datatypes.
+
+    What is JSON is found out, as it is for what clients store.
+    """
+    key_at = at + _DRAFT.size
+    if key_at > end:
+        return None
+    _, opcode, key_bytes, extras_bytes, _, vbucket, _, _, cas, seqno, revision, flags, expiry, _ = _DRAFT.unpack_from(
+        data, at
+    )
+    kind, value = DRAFT_KINDS[opcode], data[key_at + key_bytes : end]
+    is_live = kind == LIVE
+    if extras_bytes != _DRAFT_EXTRAS or not 0 < key_bytes <= min(KEY_BYTES_MAX, end - key_at):
+        return None
+    if value and not is_live:
+        return None
+    return Record(
+        opcode=kind,
+        vbucket=VBucketId(vbucket),
+        key=data[key_at : key_at + key_bytes],
+        value=value,
+        datatype=JSON if is_live and is_json(value) else 0,
+        cas=Cas(cas),
+        seqno=Seqno(seqno),
+        rev_seqno=revision,
+        flags=flags,
+        expiry=expiry,
+        delete_time=0 if is_live else now_s & 0xFFFF_FFFF,
+    ).pack()
 
 
 _HEADER = Struct(">BBHBBHIIQ")

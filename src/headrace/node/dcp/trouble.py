@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from headrace.protocol.trouble import Cut, Throttle
     from headrace.wire import Message
 
+_DRAFT_LAYOUT = StreamRequest.spec.layouts[Dialect.UPR_DRAFT][0].name
 WHY_CUT = "it was cut on purpose (chaos)"
-_REQUEST = StreamRequest.spec.opcodes[Dialect.DCP]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +33,13 @@ class Refusal:
     seqno: int
 
     def reply(self, request: StreamRequest) -> bytes:
-        """The bytes of the answer."""
+        """The bytes of the answer; a request with a group is the draft's."""
+        of_draft = request.layout == _DRAFT_LAYOUT
+        opcode = request.spec.opcodes[Dialect.UPR_DRAFT if of_draft else Dialect.DCP]
         if self.status == Status.ROLLBACK:
-            back = Rollback(opcode=_REQUEST, opaque=request.opaque, status=self.status, seqno=Seqno(self.seqno))
+            back = Rollback(opcode=opcode, opaque=request.opaque, status=self.status, seqno=Seqno(self.seqno))
             return encode(back)
-        return encode(ErrorReply(opcode=_REQUEST, opaque=request.opaque, status=self.status))
+        return encode(ErrorReply(opcode=opcode, opaque=request.opaque, status=self.status))
 
 
 class Trouble:
