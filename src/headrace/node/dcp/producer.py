@@ -105,7 +105,7 @@ class Producer:
         self._may_take_over = may_take_over
         self._is_notifier = bool(flags & OpenFlag.NOTIFIER)
         self._framer = Framer(self._shape())
-        self._turns = Turns(self._bucket.seqnos)
+        self._turns: Turns[ServedStream] = Turns(self._bucket.seqnos)
         self._closed = False
         self._moved_at: float | None = None
         """When something was last sent, while a stream is in the middle of a snapshot."""
