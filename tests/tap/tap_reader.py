@@ -40,7 +40,7 @@ FOREVER = 0xFFFF_FFFF_FFFF_FFFF
 class TapReader(Talk):
     """A connection that became a TAP stream."""
 
-    def __init__(  # noqa: PLR0913 - what TAP CONNECT may say
+    def __init__(
         self,
         node: Node,
         *features: Feature,
@@ -91,7 +91,7 @@ class TapReader(Talk):
 
     def read(self, until: Callable[[TapMessage], bool]) -> list[TapMessage]:
         """Read up to a message, and acknowledge whatever asks for it."""
-        found = []
+        found: list[TapMessage] = []
         while not found or not until(found[-1]):
             found.append(self.next())
             if self.acks and asks(found[-1]):
@@ -100,7 +100,7 @@ class TapReader(Talk):
 
     def read_all(self) -> list[TapMessage]:
         """Read to the end of the connection."""
-        found = []
+        found: list[TapMessage] = []
         while True:
             try:
                 found += self.read(lambda _: True)
