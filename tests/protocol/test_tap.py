@@ -110,7 +110,7 @@ def test_a_client_goes_on_where_its_history_is_this_one():
 
 def played(script: Script) -> list[tuple[Kind, int]]:
     """What a script says from where it is, to its end."""
-    found = []
+    found: list[tuple[Kind, int]] = []
     while (cue := script.now) is not None:
         found.append((cue.kind, cue.vbucket))
         script.done()
@@ -191,17 +191,14 @@ def test_old_items_are_over_when_all_of_them_were_sent():
     """Up to the end that they had at the start, and to the end of what was begun."""
     stream = TapStream(VB, cursor=0, backfill_end=5)
     assert stream.phase is Phase.BACKFILLING
-    assert not stream.sends
-    assert not stream.is_backfilled
+    assert (stream.sends, stream.is_backfilled) == (False, False)
     stream.begin(7)
     stream.sent(6)
-    assert stream.in_snapshot
-    assert not stream.is_backfilled
+    assert (stream.in_snapshot, stream.is_backfilled) == (True, False)
     stream.finish_snapshot()
-    assert stream.cursor == 7
-    assert stream.is_backfilled
+    assert (stream.cursor, stream.is_backfilled) == (7, True)
     stream.step(Step.BACKFILLED)
-    assert stream.sends
+    assert (stream.sends, stream.holds_vbucket) == (True, False)
 
 
 def test_a_stream_goes_back_and_never_ahead():
@@ -264,10 +261,9 @@ def test_an_ack_is_for_all_that_came_before_it():
     assert log.acked(5) == [Part("a", 10, 12), Part("b", 0, 0), Part("a", 13, 13)]
     assert log.acked(5) is None
     assert log.acked(6) == [Part("a", 14, 14)]
-    assert log.awaits_ack
+    assert (log.awaits_ack, log.room) == (True, 9)
     assert log.acked(7) == [Part("a", 15, 15)]
-    assert not log.awaits_ack
-    assert log.room == 10
+    assert (log.awaits_ack, log.room) == (False, 10)
 
 
 def test_a_refusal_gives_back_what_is_to_be_sent_again():
@@ -285,13 +281,11 @@ def test_an_ack_is_awaited_from_the_message_on_that_asks_for_it():
     """Messages behind it that do not ask are not owed."""
     log: AckLog[str] = AckLog(interval=2, window=3, acks=True)
     log.sent("a", [1])
-    assert not log.awaits_ack
-    assert log.asks(2)
+    assert (log.awaits_ack, log.asks(1), log.asks(2)) == (False, False, True)
     log.sent("a", [2, 3], asked=0)
-    assert log.awaits_ack
+    assert (log.awaits_ack, log.unacked) == (True, 3)
     log.acked(2)
-    assert log.unacked == 1
-    assert not log.awaits_ack
+    assert (log.awaits_ack, log.unacked) == (False, 1)
 
 
 class Acks(RuleBasedStateMachine):

@@ -119,9 +119,9 @@ def identity(message: Message, opaque: int) -> tuple[object, ...]:
         return ("control", message.key)
     if isinstance(message, TAP):
         return (label(message), message.vbucket, *_tap_identity(message))
-    if isinstance(message, StreamRequest):
-        return ("stream request", message.vbucket)
-    return (label(message),) if isinstance(message, DcpNoop | BufferAck) else (label(message), opaque)
+    if isinstance(message, DcpNoop | BufferAck):
+        return (label(message),)
+    return (label(message), message.vbucket if isinstance(message, StreamRequest) else opaque)
 
 
 def _tap_identity(message: Message) -> tuple[object, ...]:

@@ -49,8 +49,8 @@ _OF_THE_CLIENT = frozenset({_OPEN, _ADD_STREAM, _GET_FAILOVER_LOG})
 
 
 Cue = str | bytes | tuple[bytes, int] | tuple[str, int]
-"""Words of a note; the key or the name of a frame, which is then the first that has it; a key at a seqno; the n-th frame
-of a kind."""
+"""Words of a note; the key or the name of a frame, which is then the first that has it; a key at a seqno; the kind of a
+frame, and which of its kind it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,11 +223,15 @@ class Player:
             self._deviates(line.connection, self._label(peer, message), "repeated", captured=message, got=None)
             return
         got = self._claim(peer, message, opaque, after_s)
-        if got is None:
-            if not self._was_replaced(peer, message, opaque):
-                self._patience_s = NO_PATIENCE_S
-                self._deviates(line.connection, self._label(peer, message), "presence", captured=message, got=None)
-            return
+        if got is not None:
+            self._compare(line, message, got)
+        elif not self._was_replaced(peer, message, opaque):
+            self._patience_s = NO_PATIENCE_S
+            self._deviates(line.connection, self._label(peer, message), "presence", captured=message, got=None)
+
+    def _compare(self, line: Line, message: Message, got: Got) -> None:
+        """Hold a message of our node against the captured one."""
+        peer, theirs = self._peer(line.connection), Header.parse(line.wire).opaque
         if isinstance(got.message, Control) and got.message.key == b"connection_buffer_size":
             self._owed.buffers[line.connection] = int(got.message.value)
         if chosen_by_server(message):
