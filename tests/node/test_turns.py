@@ -17,18 +17,18 @@ def stream(vbucket: int) -> ServedStream:
 
 
 @pytest.fixture
-def turns() -> Turns:
+def turns() -> Turns[ServedStream]:
     """A queue with nobody in it."""
     return Turns(array("q", [0] * STREAMS))
 
 
-def taken(turns: Turns, *, disk_has_room: bool) -> int | None:
+def taken(turns: Turns[ServedStream], *, disk_has_room: bool) -> int | None:
     """The vbucket whose turn it is."""
     found = turns.take(disk_has_room=disk_has_room)
     return None if found is None else found.vbucket
 
 
-def test_those_that_wait_for_the_disk_are_left_alone_until_it_has_room(turns: Turns):
+def test_those_that_wait_for_the_disk_are_left_alone_until_it_has_room(turns: Turns[ServedStream]):
     """Nobody looks at them before; then it is their turn in the order in which they came."""
     for vbucket in (3, 1, 2):
         turns.wait_for_disk(stream(vbucket))
@@ -38,7 +38,7 @@ def test_those_that_wait_for_the_disk_are_left_alone_until_it_has_room(turns: Tu
     assert not turns
 
 
-def test_many_that_wait_do_not_keep_others_from_their_turn(turns: Turns):
+def test_many_that_wait_do_not_keep_others_from_their_turn(turns: Turns[ServedStream]):
     """While the disk always has room, every second one is one that is ready."""
     for vbucket in range(4):
         turns.wait_for_disk(stream(vbucket))
@@ -52,7 +52,7 @@ def test_many_that_wait_do_not_keep_others_from_their_turn(turns: Turns):
     assert order == [0, 7, 1, 7, 2, 7]
 
 
-def test_one_that_is_made_ready_or_forgotten_waits_no_more(turns: Turns):
+def test_one_that_is_made_ready_or_forgotten_waits_no_more(turns: Turns[ServedStream]):
     """It is in one place at a time."""
     first, second = stream(1), stream(2)
     turns.wait_for_disk(first)

@@ -212,7 +212,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     # ----------------------------------------------------------------------------------------------------------- flush
     Difference(
         id="flush",
-        seen_in=("09a", "09b"),
+        seen_in=("09a", "09b", "3.0.3/09c"),
         messages=("answer to flush",),
         fields=("status", "body_length"),
         servers="FLUSH is refused with 0x86 until traffic is disabled, or altogether",
@@ -246,6 +246,84 @@ DIFFERENCES: tuple[Difference, ...] = (
         servers="the high seqno stays",
         ours="it counts the deletions",
         why="As above.",
+    ),
+    # ------------------------------------------------------------------------------------------------------------ TAP
+    Difference(
+        id="nru of TAP",
+        seen_in=("08a", "4.1.2/08b_", "4.1.2/08b2", "08c", "08f2", "08g", "08i", "08j", "09c"),
+        messages=("tap_mutation",),
+        fields=("nru",),
+        servers="the last engine byte says how recently the item was used",
+        ours="0",
+        why="As in DCP: it is the server's own note.",
+        values=((1, 0), (2, 0)),
+    ),
+    Difference(
+        id="items that come twice",
+        seen_in=("08a_", "08i", "08j"),
+        messages=("tap_mutation", "tap_delete"),
+        fields=("repeated",),
+        servers="what their checkpoints in memory hold is sent after the old items once more",
+        ours="each version of an item comes once",
+        why="Our node has no checkpoints in memory that it would have to go through.",
+    ),
+    Difference(
+        id="checkpoints that are over",
+        seen_in=("08i",),
+        messages=("tap_checkpoint_start", "tap_checkpoint_end"),
+        fields=("presence",),
+        servers="start and end of a closed checkpoint stand around items that are sent once more",
+        ours="after the old items comes the start of the open checkpoint",
+        why="The same: these items are not sent again.",
+        connections=("first",),
+    ),
+    Difference(
+        id="future means future",
+        seen_in=("08b2",),
+        messages=("tap_delete",),
+        fields=("presence",),
+        servers="a client that wants later changes alone is also sent what the open checkpoint holds",
+        ours="it is sent what is changed after it connected",
+        why="That is what the document says, and what the client asked for.",
+    ),
+    Difference(
+        id="which items ask for an ack",
+        seen_in=("08f", "08i", "08j"),
+        messages=("tap_mutation", "tap_delete"),
+        fields=("tap_flags",),
+        servers="those whose number divides by the interval, where controls take two numbers; and what is the last in "
+        "the queue when it is sent, which is a matter of luck",
+        ours="the same, where each message takes one number, and the queue is that of a vbucket",
+        why="Numbers that are not used help nobody. When a client has read all, it is asked for an ack either way.",
+        values=((0, 1), (1, 0)),
+    ),
+    Difference(
+        id="keys only",
+        seen_in=("08g",),
+        messages=("tap_mutation",),
+        fields=("tap_flags", "value", "body_length"),
+        servers="KEYS_ONLY is ignored",
+        ours="items come without values, and message flag 2 says so",
+        why="The document has the flag; a client that asks for it wants it.",
+    ),
+    Difference(
+        id="old items after a flush",
+        seen_in=("09c",),
+        messages=("tap_opaque", "tap_mutation"),
+        fields=("presence", "order"),
+        servers="after a flush all items are in memory, and come as later changes do, in no order of vbuckets",
+        ours="old items come as always: vbucket by vbucket, between the messages that name them",
+        why="Our node has no checkpoints in memory.",
+    ),
+    Difference(
+        id="what a TAP stream sees of a flush",
+        seen_in=("09c",),
+        messages=("tap_flush", "tap_delete"),
+        fields=("presence",),
+        servers="nothing, and nothing of later changes either",
+        ours="TAP flush (0x43), a deletion for each item, and later changes",
+        why="The document describes the message. The deletions are for clients that do not know it, and for those that "
+        "see only some vbuckets.",
     ),
     # ------------------------------------------------------------------------------------------------ stats and errors
     Difference(
@@ -348,7 +426,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         id="flush forgets in 3.0.3",
-        seen_in=("3.0.3/09a",),
+        seen_in=("3.0.3/09a", "3.0.3/09c"),
         messages=("answer to stream_request", "answer to enable_traffic"),
         fields=("status", "body_length", "value"),
         servers="3.0.3 begins a new history at 0, so that streams roll back; one text has another word",
@@ -374,8 +452,7 @@ DIFFERENCES: tuple[Difference, ...] = (
 
 
 LATER = {
-    "08": "TAP is an issue of its own",
-    "09c_flush_tap": "TAP is an issue of its own",
+    "08l": "the node as a TAP consumer is not served yet",
 }
 """Captures that are not played yet: how their names begin, and why."""
 

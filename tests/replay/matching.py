@@ -29,6 +29,13 @@ from headrace.wire.catalogue import (
     StatEntry,
     StreamAdded,
     StreamRequest,
+    TapCheckpointEnd,
+    TapCheckpointStart,
+    TapDelete,
+    TapFlush,
+    TapMutation,
+    TapOpaque,
+    TapVBucketSet,
 )
 from headrace.wire.codec import Malformed
 from headrace.wire.registry import REQUESTS
@@ -37,6 +44,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ITEMS = (Mutation, Deletion, Expiration)
+TAP_ITEMS = (TapMutation, TapDelete)
+TAP_CHECKPOINTS = (TapCheckpointStart, TapCheckpointEnd)
+TAP = (*TAP_ITEMS, *TAP_CHECKPOINTS, TapFlush, TapOpaque, TapVBucketSet)
+"""What a TAP server sends; it numbers these by itself."""
 Item = Mutation | Deletion | Expiration
 UNCOMPARED = frozenset({"cas", "opaque", "opcode", "layout", "vbuuid", "vbucket", "status", "datatype", "bytes_acked"})
 """CAS, when acks are sent, and what is looked at by other means."""
@@ -106,14 +117,27 @@ def identity(message: Message, opaque: int) -> tuple[object, ...]:
         return ("item", opaque, message.by_seqno)
     if isinstance(message, Control):
         return ("control", message.key)
-    if isinstance(message, StreamRequest):
-        return ("stream request", message.vbucket)
-    return (label(message),) if isinstance(message, DcpNoop | BufferAck) else (label(message), opaque)
+    if isinstance(message, TAP):
+        return (label(message), message.vbucket, *_tap_identity(message))
+    if isinstance(message, DcpNoop | BufferAck):
+        return (label(message),)
+    return (label(message), message.vbucket if isinstance(message, StreamRequest) else opaque)
+
+
+def _tap_identity(message: Message) -> tuple[object, ...]:
+    """What tells a message of a TAP stream from others of its kind and vbucket."""
+    if isinstance(message, TAP_ITEMS):
+        return (message.key, message.rev_seqno)
+    if isinstance(message, TAP_CHECKPOINTS):
+        return (message.checkpoint,)
+    if isinstance(message, TapOpaque):
+        return (message.code,)
+    return (message.state,) if isinstance(message, TapVBucketSet) else ()
 
 
 def chosen_by_server(message: Message) -> bool:
     """Whether the opaque of a server's message is its own choice."""
-    return isinstance(message, Control | StreamRequest | DcpNoop | BufferAck)
+    return isinstance(message, (Control, StreamRequest, DcpNoop, BufferAck, *TAP))
 
 
 def differences(theirs: Whole, ours: Whole, names: Renaming, connection: str) -> Iterator[Difference]:

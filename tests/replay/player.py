@@ -11,10 +11,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.wire import Header, Message, Request, Response
-from headrace.wire.catalogue import AddStream, BufferAck, Control, Open, SnapshotMarker, StatEntry
+from headrace.wire.catalogue import AddStream, BufferAck, Control, Noop, Open, SnapshotMarker, StatEntry
 from tests.node.talk import Talk
 from tests.replay.captures import Kind, Line, read, script
-from tests.replay.matching import ITEMS, Renaming, as_ours, chosen_by_server, differences, identity, label
+from tests.replay.matching import (
+    ITEMS,
+    TAP_CHECKPOINTS,
+    TAP_ITEMS,
+    Renaming,
+    as_ours,
+    chosen_by_server,
+    differences,
+    identity,
+    label,
+)
 from tests.replay.peers import NEW_CHECKPOINT, Got, Peer, Peers, Stream, place_of
 
 if TYPE_CHECKING:
@@ -38,8 +48,9 @@ _OF_THE_CLIENT = frozenset({_OPEN, _ADD_STREAM, _GET_FAILOVER_LOG})
 """What a proxy asks for itself; it passes everything else on."""
 
 
-Cue = str | bytes | tuple[bytes, int]
-"""Words of a note; the key or the name of a frame, which is then the first that has it; a key at a seqno."""
+Cue = str | bytes | tuple[bytes, int] | tuple[str, int]
+"""Words of a note; the key or the name of a frame, which is then the first that has it; a key at a seqno; the kind of a
+frame, and which of its kind it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +93,8 @@ class _Captured:
     markers: int = 0
     live_flags: set[int] = field(default_factory=set)
     newest: dict[bytes, int] = field(default_factory=dict)
+    told: set[tuple[object, ...]] = field(default_factory=set)
+    """The items of a TAP stream."""
 
 
 @dataclass(slots=True)
@@ -151,6 +164,13 @@ class Player:
             self._peers.close()
         return self.deviations
 
+    def hang_up(self, connection: str) -> None:
+        """Close a connection from the client's side, as the capture tells."""
+        peer = self._peer(connection)
+        self._tell_unclaimed(peer)
+        peer.waiting.clear()
+        peer.close()
+
     def send(self, connection: str, wire: bytes) -> None:
         """Send what the capture tells of and does not show."""
         message = read(wire)
@@ -199,12 +219,19 @@ class Player:
             captured.newest[message.key] = message.by_seqno
         if isinstance(message, BufferAck) and not self._owed.is_due(line.connection):
             return  # it came by the clock
-        got = self._claim(peer, message, opaque, after_s)
-        if got is None:
-            if not self._was_replaced(peer, message, opaque):
-                self._patience_s = NO_PATIENCE_S
-                self._deviates(line.connection, self._label(peer, message), "presence", captured=message, got=None)
+        if self._is_repeated(line.connection, message, opaque):
+            self._deviates(line.connection, self._label(peer, message), "repeated", captured=message, got=None)
             return
+        got = self._claim(peer, message, opaque, after_s)
+        if got is not None:
+            self._compare(line, message, got)
+        elif not self._was_replaced(peer, message, opaque):
+            self._patience_s = NO_PATIENCE_S
+            self._deviates(line.connection, self._label(peer, message), "presence", captured=message, got=None)
+
+    def _compare(self, line: Line, message: Message, got: Got) -> None:
+        """Hold a message of our node against the captured one."""
+        peer, theirs = self._peer(line.connection), Header.parse(line.wire).opaque
         if isinstance(got.message, Control) and got.message.key == b"connection_buffer_size":
             self._owed.buffers[line.connection] = int(got.message.value)
         if chosen_by_server(message):
@@ -212,6 +239,15 @@ class Player:
         pair = (line.wire, message), (got.wire, got.message)
         for name, wanted, found in differences(*pair, self._names, self._line_of(line.connection)):
             self._deviates(line.connection, self._label(peer, message), name, captured=wanted, got=found)
+
+    def _is_repeated(self, connection: str, message: Message, opaque: int) -> bool:
+        """Whether a TAP server sends a version of an item a second time on one connection."""
+        if not isinstance(message, TAP_ITEMS):
+            return False
+        told, item = self._captured[connection, 0].told, identity(message, opaque)
+        is_repeated = item in told
+        told.add(item)
+        return is_repeated
 
     # --------------------------------------------------------------------------------------------- what our node sends
 
@@ -252,6 +288,9 @@ class Player:
         if isinstance(message, StatEntry):
             last = identity(StatEntry(opcode=_STAT), opaque)
             return any(_identity_of(got) == last for got in peer.waiting)
+        if isinstance(message, TAP_CHECKPOINTS):
+            later = [got.message for got in peer.waiting if isinstance(got.message, TAP_CHECKPOINTS)]
+            return any(one.vbucket == message.vbucket and one.checkpoint > message.checkpoint for one in later)
         return isinstance(message, ITEMS) and peer.streams.get(opaque, Stream()).last >= message.by_seqno
 
     def _was_replaced(self, peer: Peer, message: Message, opaque: int) -> bool:
@@ -284,7 +323,7 @@ class Player:
     def _tell_out_of_place(self, peer: Peer, got: Got) -> None:
         """A message came that has no place here: because it has one later on, or because it has none at all."""
         message = got.message
-        if isinstance(message, BufferAck) or self._is_extra_version(peer, got):
+        if isinstance(message, BufferAck | Noop) or self._is_extra_version(peer, got):  # the first two come by a clock
             return
         wanted = _identity_of(got)
         later = any(
@@ -355,6 +394,9 @@ def cue_line(lines: Sequence[Line], cue: Cue) -> int:
     """The number of the line before which a cue is given; a change of an item is announced by its marker."""
     if isinstance(cue, str):
         return next(line.number for line in lines if cue in line.remark)
+    if isinstance(cue, tuple) and isinstance(cue[0], str):
+        named = [line.number for line in lines if line.message is not None and label(line.message) == cue[0]]
+        return named[cue[1] - 1]
     key, seqno = cue if isinstance(cue, tuple) else (cue, None)
     number = next(
         number

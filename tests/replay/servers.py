@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.ids import VBucketId
-from headrace.node import Node
+from headrace.node import Node, NodeLimits
 from headrace.wire.catalogue import Done, GetAllVBSeqnos, SeqnoPersistence, Seqnos
 from tests.node.talk import Talk, on_loop
 from tests.processes import start_node
@@ -46,9 +46,9 @@ class Served(Protocol):
 class Embedded:
     """A node in this process: quick, and its pager need not be waited for."""
 
-    def __init__(self) -> None:
+    def __init__(self, vbuckets: int = VBUCKETS, limits: NodeLimits | None = None) -> None:
         self._data = tempfile.TemporaryDirectory(prefix="headrace-replay-")
-        self._node = Node(vbuckets=VBUCKETS, data=self._data.name)
+        self._node = Node(vbuckets=vbuckets, data=self._data.name, limits=limits or NodeLimits())
         self._node.start()
 
     @property

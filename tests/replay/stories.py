@@ -10,8 +10,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.ids import Cas, Opaque, Seqno, VBucketId
+from headrace.node import NodeLimits
 from headrace.wire import Request, encode
-from headrace.wire.catalogue import Delete, Done, ErrorReply, Get, Mutation, Set, SetVBucket, Touch
+from headrace.wire.catalogue import (
+    CheckpointIds,
+    CreateCheckpoint,
+    Delete,
+    Done,
+    ErrorReply,
+    Get,
+    Mutation,
+    Set,
+    SetVBucket,
+    Touch,
+)
 from tests.replay.player import Cue, Deviation, Player, Stage
 from tests.replay.servers import Embedded, Process, wait_for_disk
 
@@ -31,6 +43,10 @@ class Scene:
     before: Callable[[Stage], None] | None = None
     cues: Mapping[Cue, Callable[[Stage], None]] = field(default_factory=dict)
     relayed: tuple[str, str] | None = None
+    unseen: Mapping[str, Callable[[Stage], None]] = field(default_factory=dict)
+    """By release, what was done at the end of a capture that no longer shows it; the other releases have a cue."""
+    seen: Mapping[Cue, Callable[[Stage], None]] = field(default_factory=dict)
+    """More cues, of the releases that `unseen` does not name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,6 +332,92 @@ TWO = Story(
     ),
 )
 
+# ------------------------------------------------------------------------------------------------------- 08: TAP
+
+TAP_VBUCKETS = 8
+_LIMITS = NodeLimits(tap_ack_interval=5, tap_ack_window=3, tap_ack_s_max=6, tap_noop_s=3)
+"""As the captured servers were told."""
+
+
+def _before_tap(stage: Stage) -> None:
+    for vb in range(4):
+        _put(
+            stage,
+            _set(f"vb{vb}-k0", "val0", vbucket=vb, flags=0xDEADBEEF),
+            _set(f"vb{vb}-k1", "val1", vbucket=vb, expiry=3600),
+            _set(f"vb{vb}-k2", "val2", vbucket=vb),
+        )
+    _put(stage, _set("vb0-k2", "val2-updated"), _delete("vb1-k2", vbucket=1), _set("json", '{"a":1}'))
+    settle(stage)
+
+
+def _sets(prefix: str, count: int, vbucket: int) -> Callable[[Stage], None]:
+    return writes(*(_set(f"{prefix}{number}", "x", vbucket=vbucket) for number in range(count)), whole=True)
+
+
+def _two_checkpoints(stage: Stage) -> None:
+    _put(stage, _set("r0", "x", vbucket=6))
+    with stage.talk() as talk:
+        talk.get(CreateCheckpoint(vbucket=VBucketId(6)), CheckpointIds)
+    _put(stage, *(_set(f"r{number}", "x", vbucket=6) for number in range(1, 4)))
+    settle(stage)
+
+
+def _client_leaves(stage: Stage) -> None:
+    assert stage.player is not None
+    stage.player.hang_up("first")
+    _sets("t", 3, vbucket=6)(stage)
+
+
+_LIVE_2 = writes(_set("live2", "22", vbucket=2), _delete("vb2-k0", vbucket=2), whole=True)
+_LIVE_3 = writes(_set("live3", "22", vbucket=3), whole=True)
+
+TAP = Story(
+    servers=(lambda: Embedded(TAP_VBUCKETS, _LIMITS),),
+    scenes=(
+        Scene(
+            scenario="08a_tap_flags0",
+            before=_before_tap,
+            cues={
+                "live SET and DELETE": writes(
+                    _set("live", "1", flags=0x01020304, expiry=1000), _delete("vb0-k0"), whole=True
+                )
+            },
+        ),
+        Scene(scenario="08a2_tap_no_extras"),
+        Scene(scenario="08b_tap_backfill", seen={b"live2": _LIVE_2}, unseen={"3.0.3": _LIVE_2}),
+        Scene(scenario="08b2_tap_backfill_future", seen={b"live3": _LIVE_3}, unseen={"3.0.3": _LIVE_3}),
+        Scene(scenario="08b3_tap_backfill_short"),
+        Scene(scenario="08c_tap_dump"),
+        Scene(scenario="08e_tap_list_vbuckets"),
+        Scene(scenario="08f_tap_ack"),
+        Scene(
+            scenario="08f2_tap_ack_live",
+            cues={b"a0": _sets("a", 30, vbucket=4), "30 more sets": _sets("b", 30, vbucket=4)},
+        ),
+        Scene(
+            scenario="08g_tap_keys_only",
+            before=writes(*(_set(f"{letter}{number}", "x", vbucket=5) for letter in "nm" for number in range(8))),
+        ),
+        Scene(
+            scenario="08i_tap_registered",
+            before=_two_checkpoints,
+            cues={
+                ("create_checkpoint", 2): _sets("s", 4, vbucket=6),
+                "client left": _client_leaves,
+            },
+        ),
+        Scene(scenario="08j_tap_takeover", before=_sets("tk", 4, vbucket=7)),
+    ),
+)
+
+
+def _before_flush(stage: Stage) -> None:
+    _put(stage, _set("afterflush", "1", vbucket=11), *(_set(f"ft{number}", "v") for number in range(3)))
+
+
+TAP_FLUSH = Story(scenes=(Scene(scenario="09c_flush_tap", before=_before_flush),))
+
 STORIES = {
     "life": LIFE,
     "refusals": REFUSALS,
@@ -323,6 +425,8 @@ STORIES = {
     "noop and flush": NOOP_AND_FLUSH,
     "consumer": CONSUMER,
     "two nodes": TWO,
+    "tap": TAP,
+    "tap and flush": TAP_FLUSH,
 }
 
 
@@ -341,4 +445,9 @@ def tell(release: str, story: Story) -> dict[str, list[Deviation]]:
 def _play(release: str, scene: Scene, stage: Stage) -> list[Deviation]:
     if scene.before is not None:
         scene.before(stage)
-    return Player(release, scene.scenario, stage, scene.cues, scene.relayed).play()
+    is_seen = release not in scene.unseen
+    cues = {**scene.cues, **(scene.seen if is_seen else {})}
+    deviations = Player(release, scene.scenario, stage, cues, scene.relayed).play()
+    if not is_seen:
+        scene.unseen[release](stage)
+    return deviations

@@ -39,7 +39,10 @@ def with_byte(wire: bytes, at: int, byte: int) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.parametrize("scenario", ["01a_dcp_memory_stream", "01c_dcp_disk_backfill", "02_dcp_resume"])
+@pytest.mark.parametrize(
+    "scenario",
+    ["01a_dcp_memory_stream", "01c_dcp_disk_backfill", "02_dcp_resume", "08a2_tap_no_extras"],
+)
 def test_a_server_is_like_itself(scenario: str):
     """Nothing is found in what a capture says itself."""
     assert found(scenario, len) == set()
@@ -52,6 +55,23 @@ def test_a_status_is_noticed():
         turns[0][0] = with_byte(turns[0][0], STATUS_AT, 4)
 
     assert (3, "answer to open", "status") in found("01c_dcp_disk_backfill", change)
+
+
+def test_tap_messages_are_noticed():
+    """Another TTL of a TAP message is found, one that is missing, and one that is out of its place."""
+    ttl_at, missing, moved = 28, 10, 12
+
+    def change(turns: Turns) -> None:
+        (turn,) = turns
+        turn[0] = with_byte(turn[0], ttl_at, 254)
+        turn[moved], turn[moved + 1] = turn[moved + 1], turn[moved]
+        del turn[missing]
+
+    noticed = found("08a2_tap_no_extras", change)
+    assert (3, "tap_opaque", "ttl") in noticed
+    assert {("tap_mutation", "presence"), ("tap_mutation", "order")} <= {
+        (message, field) for _, message, field in noticed
+    }
 
 
 def test_a_value_and_a_length_are_noticed():

@@ -101,6 +101,9 @@ class FakeLine:
     def leave(self, why: str) -> None:
         self.left = self.left or why
 
+    def finish(self, why: str) -> None:
+        self.left = self.left or why
+
     def wake(self) -> None:
         """Nobody has to be told."""
 

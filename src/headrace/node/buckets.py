@@ -11,13 +11,14 @@ import logging
 import secrets
 import shutil
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from headrace.errors import HeadraceError
 from headrace.node.bucket import Bucket, new_vbuuid
 from headrace.node.disk import Disk, make_private, sync_directory
 from headrace.node.flusher import Flusher
 from headrace.node.pager import Pager
+from headrace.node.tap.registered import Registered
 from headrace.node.users import BUCKET_NAME
 from headrace.store import DirectoryLock
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from headrace.node.chaos import Chaos
     from headrace.node.limits import NodeLimits
     from headrace.node.session import Session
+    from headrace.node.tap.producer import TapProducer
+    from headrace.protocol.tap_checkpoints import Checkpoints
 
 log = logging.getLogger("headrace.node.buckets")
 
@@ -49,6 +52,12 @@ class OpenBucket:
     pager: Pager
     ends: dict[str, Session] = field(default_factory=dict)
     """The connections that were opened for streams, by their names."""
+    taps: dict[str, Session] = field(default_factory=dict)
+    """The TAP connections, by their names, which are other names than those of streams."""
+    registered: Registered = field(default_factory=Registered)
+    """The TAP clients that may come back."""
+    checkpoints: dict[int, Checkpoints] = field(default_factory=dict)
+    """What TAP clients know as checkpoints, by vbucket, where one was asked for."""
     chaos: Chaos | None = None
     """The trouble that was made on purpose; None where nobody made any."""
     _put_off: asyncio.Task[None] | None = None
@@ -67,6 +76,10 @@ class OpenBucket:
                 log.warning("what was put off could not be done", extra=extra)
 
         self._put_off = asyncio.get_running_loop().create_task(wait())
+
+    def tap_ends(self) -> list[TapProducer]:
+        """The TAP connections as they send."""
+        return [cast("TapProducer", session.end) for session in self.taps.values()]
 
     async def close(self) -> bool:
         """Bring all to disk and let go of the files; False when something could not be brought there."""
@@ -165,7 +178,7 @@ class Buckets:
         self._busy.add(name)
         try:
             opened.bucket.trouble = "the bucket is being removed"
-            for session in list(opened.ends.values()):
+            for session in [*opened.ends.values(), *opened.taps.values()]:
                 session.leave("its bucket is being removed")
             await opened.close()
             await asyncio.to_thread(self._remove, opened.bucket.disk.directory)

@@ -18,6 +18,7 @@ from headrace.node.dcp.sender import Sender
 from headrace.node.dcp.trouble import Refusal
 from headrace.node.going_back import go_back
 from headrace.node.refused import Refused
+from headrace.node.tap.producer import TapProducer
 from headrace.protocol.faults import ALL
 from headrace.protocol.trouble import Cut, Throttle
 from headrace.wire.codes import Status
@@ -151,7 +152,7 @@ class Chaos:
     def meet(self, session: Session) -> None:
         """Do to a connection that was just opened what the rules say."""
         producer = session.end
-        if not isinstance(producer, Sender):
+        if not isinstance(producer, Sender | TapProducer):
             return
         for name, rate in self._slow:
             if fnmatchcase(producer.name, name):
@@ -159,8 +160,18 @@ class Chaos:
         for rule in self._cuts:
             if fnmatchcase(producer.name, rule.name):
                 producer.make_trouble().arm(rule.begin())
-        if self._refusals:
+        if self._refusals and isinstance(producer, Sender):
             self._watch(producer)
+
+    def _connections(self, name: str) -> list[Sender | TapProducer]:
+        """Whatever sends changes, by TAP too: all of it can be slow, cut or frozen."""
+        return [*self._producers(name), *(tap for tap in self._opened.tap_ends() if fnmatchcase(tap.name, name))]
+
+    def _some_connections(self, name: str) -> list[Sender | TapProducer]:
+        found = self._connections(name)
+        if not found:
+            raise Refused(Status.KEY_NOT_FOUND, f"no DCP or TAP connection is open whose name is {name}")
+        return found
 
     def _producers(self, name: str) -> list[Sender]:
         ends = [session.end for session in self._opened.ends.values()]
@@ -175,10 +186,10 @@ class Chaos:
     def _slow_down(self, bytes_per_second: int, name: str) -> list[Effect]:
         self._slow = [rule for rule in self._slow if rule[0] != name]
         self._slow.append((name, bytes_per_second))
-        for producer in self._producers(name):
+        for producer in self._connections(name):
             producer.make_trouble().throttle = Throttle(bytes_per_second)
         slowed: list[Effect] = [{"rule": "slow", "name": name, "bytes_per_second": bytes_per_second}]
-        return slowed + [_connection(producer, "slow") for producer in self._producers(name)]
+        return slowed + [_connection(producer, "slow") for producer in self._connections(name)]
 
     def _cut(
         self,
@@ -196,7 +207,7 @@ class Chaos:
         if again:
             self._cuts.append(rule)
         effects = []
-        for producer in self._producers(name) if again else self._some_producers(name):
+        for producer in self._connections(name) if again else self._some_connections(name):
             effects.append(_connection(producer, "to be cut"))
             producer.make_trouble().arm(rule.begin())
         return [{"rule": "cut", "name": name}, *effects] if again else effects
@@ -236,13 +247,13 @@ class Chaos:
         return None
 
     def _freeze(self, name: str) -> list[Effect]:
-        found = self._some_producers(name)
+        found = self._some_connections(name)
         for producer in found:
             producer.make_trouble().freeze()
         return [_connection(producer, "frozen") for producer in found]
 
     def _thaw(self, name: str) -> list[Effect]:
-        found = [one for one in self._some_producers(name) if one.trouble is not None and one.trouble.is_frozen]
+        found = [one for one in self._some_connections(name) if one.trouble is not None and one.trouble.is_frozen]
         for producer in found:
             producer.make_trouble().thaw()
         return [_connection(producer, "thawed") for producer in found]
@@ -251,7 +262,7 @@ class Chaos:
 
     def _calm(self) -> list[Effect]:
         self._slow, self._cuts, self._refusals = [], [], []
-        for producer in self._producers("*"):
+        for producer in self._connections("*"):
             trouble = producer.trouble
             if trouble is not None:
                 trouble.throttle = trouble.refusal_of = None
@@ -260,7 +271,7 @@ class Chaos:
         return self._resume()
 
     def _show(self) -> list[Effect]:
-        return [*self._persistence(), *self._rules(), *(_shown(producer) for producer in self._producers("*"))]
+        return [*self._persistence(), *self._rules(), *(_shown(producer) for producer in self._connections("*"))]
 
     def _rules(self) -> list[Effect]:
         return list(self._told_rules())
@@ -274,11 +285,11 @@ class Chaos:
             yield {"rule": "refuse", "name": rule.name, "status": rule.refusal.status, "left": rule.left}
 
 
-def _connection(producer: Sender, done: str) -> Effect:
+def _connection(producer: Sender | TapProducer, done: str) -> Effect:
     return {"connection": producer.name, "is": done}
 
 
-def _shown(producer: Sender) -> Effect:
+def _shown(producer: Sender | TapProducer) -> Effect:
     trouble = producer.trouble
     is_slow = trouble is not None and trouble.throttle is not None
     is_frozen = trouble is not None and trouble.is_frozen

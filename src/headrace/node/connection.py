@@ -37,6 +37,8 @@ OF_STREAMS = "by the rules of streams"
 """Reasons are counted and shown by their names: one for all that a peer can choose the words of."""
 GOODBYE_S = 5.0
 """How long a client that was told to go has to read what it is owed."""
+FAREWELL_S = 600.0
+"""How long a client may read nothing of the last that it asked for, or keep a connection that has come to its end."""
 SLOWEST_BYTES_A_SECOND = 50_000
 """A begun message that comes slower than this only keeps memory from others."""
 TURN_S = 0.005
@@ -80,6 +82,10 @@ class ConnectionLine:
     def leave(self, why: str) -> None:
         """Close the connection without an answer."""
         self._connection.leave(why)
+
+    def finish(self, why: str) -> None:
+        """Close the connection when the peer has read all that was sent, however long that takes it."""
+        self._connection.finish(why)
 
     def wake(self) -> None:
         """Have `pump` called soon."""
@@ -146,6 +152,8 @@ class Connection(asyncio.Protocol):
         self._closed = False
         self._eof = False
         self._left_at: float | None = None
+        self._finished_at: float | None = None
+        self._last_bytes = 0
         self._is_paused = False
         self._unread_since: float | None = None
         self._unread_bytes = 0
@@ -195,6 +203,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Serve what has come in whole, and keep the rest."""
         self._received_bytes += len(data)
+        if self._finished_at is not None:
+            return
         if self._stalls:  # what was on its way when reading was paused
             self._rest += data
             return
@@ -412,6 +422,30 @@ class Connection(asyncio.Protocol):
             self._send()
             self._leave(OF_STREAMS, why)
 
+    def finish(self, why: str) -> None:
+        """Send nothing more, and close the connection when the client has read what was sent.
+
+        Only the way to the client is closed at once: were all of it closed, an answer that is still on its way here
+        would make the system throw away what the client has yet to read.
+        """
+        self._send()
+        log.debug("a connection has come to its end", extra={"peer": self.session.peer, "why": why})
+        self._finished_at = asyncio.get_running_loop().time()
+        self._last_bytes = self._transport.get_write_buffer_size()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _look_at_last(self, now: float) -> None:
+        """End a finished connection: under TLS when all is out, and when the client does not read or does not go."""
+        assert self._finished_at is not None
+        left = self._transport.get_write_buffer_size()
+        if left < self._last_bytes:
+            self._last_bytes, self._finished_at = left, now
+        if not left and not self._transport.can_write_eof():
+            self._transport.close()
+        elif now - self._finished_at > FAREWELL_S:
+            self._transport.abort() if left else self._transport.close()
+
     def _send(self) -> None:
         session = self.session
         if self._transport.is_closing():
@@ -506,7 +540,9 @@ class Connection(asyncio.Protocol):
         """End a connection that takes too long: to say who it is or what it wants, to read, or to go."""
         limits = self._services.limits
         slowest_s = limits.half_frame_s_max + self._wanted_bytes / SLOWEST_BYTES_A_SECOND
-        if self._left_at is not None:
+        if self._finished_at is not None and self._left_at is None:
+            self._look_at_last(now)
+        elif self._left_at is not None:
             if now - self._left_at > GOODBYE_S:
                 self._transport.abort()
         elif self.session.user is None and now - self.began_at > limits.unauthenticated_s_max:

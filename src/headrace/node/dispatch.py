@@ -53,6 +53,8 @@ class Handler:
     also: Role | None
     """Another role that does as well."""
     bucket: bool
+    malformed: Callable[[Session, Malformed], None] | None = None
+    """What serves one whose body fits no layout, where that is not answered as it is elsewhere."""
 
 
 HANDLERS: dict[str, Handler] = {}
@@ -60,13 +62,17 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def handles(
-    *messages: type[Request], needs: Role | Who, also: Role | None = None, bucket: bool = True
+    *messages: type[Request],
+    needs: Role | Who,
+    also: Role | None = None,
+    bucket: bool = True,
+    malformed: Callable[[Session, Malformed], None] | None = None,
 ) -> Callable[[Callable[[Session, Any], Result]], Callable[[Session, Any], Result]]:
     """Enter a function as what serves these messages."""
 
     def enter(serve: Callable[[Session, Any], Result]) -> Callable[[Session, Any], Result]:
         for message in messages:
-            HANDLERS[message.spec.name] = Handler(serve, needs, also, bucket)
+            HANDLERS[message.spec.name] = Handler(serve, needs, also, bucket, malformed)
         return serve
 
     return enter
@@ -94,6 +100,8 @@ def dispatch(session: Session, frame: Frame) -> None:
         result = _serve(session, message)
     except Exception as error:  # noqa: BLE001 - a fault of ours is answered, and told, as one
         _refuse(session, frame, error)
+        return
+    if isinstance(message, Malformed):
         return
     assert isinstance(message, Request)
     if isinstance(result, Awaitable):
@@ -141,6 +149,9 @@ def _serve(session: Session, message: Message) -> Result:
     handler = HANDLERS.get(spec.name)
     if handler is None or handler.needs is not Who.ANYONE:
         _check_known(session)
+    if isinstance(message, Malformed) and handler is not None and handler.malformed is not None:
+        handler.malformed(session, message)
+        return None
     if isinstance(message, Malformed):
         # Those who speak DCP know these two words (capture 03b_dcp_malformed).
         told = "Invalid arguments" if message.opcode in STREAM_OPCODES else None

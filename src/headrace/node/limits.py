@@ -49,6 +49,18 @@ class NodeLimits:
     """What is kept in memory, per bucket, of what was flushed last, so that streams need not read it from disk."""
     partial_bytes_max: int = 8 * MIB
     """What a replica may hold back of a snapshot that is not whole, before it goes to disk as it is."""
+    registered_max: int = 256
+    """How many TAP clients a bucket remembers that may come back; each takes 16 bytes a vbucket."""
+    tap_ack_interval: int = 1000
+    """Every so many messages of a TAP stream one asks for an ack."""
+    tap_ack_window: int = 10
+    """How many of these intervals a TAP client may leave unacknowledged before it is sent no more."""
+    tap_ack_s_max: float = 300.0
+    """How long a TAP client may owe an ack."""
+    tap_noop_s: float = 20.0
+    """After how long without a message a TAP client gets a sign of life."""
+    tap_pause_s: float = 5.0
+    """How long a TAP client is left in peace that could not take a message."""
     buckets_max: int = 30
     """How many buckets a node may have: each has a writer process."""
     tombstone_s_min: int = 3 * 24 * 3600

@@ -123,7 +123,11 @@ BUCKET_MEASURES: tuple[Measure[BucketFigures], ...] = (
     Measure("persist_lag_seqnos", "Seqnos that are not on disk yet, over all vbuckets.", lambda f: f.lag_seqnos),
     Measure("persist_lag_seqnos_max", "The same, of the vbucket furthest behind.", lambda f: f.lag_seqnos_max),
     Measure("store_bytes", "Size of the file that holds the items.", lambda f: store_bytes(f.opened)),
-    Measure("stream_connections", "Connections that were opened for streams.", lambda f: len(f.opened.ends)),
+    Measure(
+        "stream_connections",
+        "Connections that were opened for streams.",
+        lambda f: len(f.opened.ends) + len(f.opened.taps),
+    ),
     Measure("writer_up", "1 while the process that writes to disk runs.", lambda f: writer_is_up(f.opened)),
 )
 ENDED = (PREFIX + "connections_ended_total", "Connections that the node itself ended.")

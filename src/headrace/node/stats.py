@@ -176,9 +176,24 @@ def dcp(session: Session, argument: str) -> Entries:
 
 
 def tap(session: Session, argument: str) -> Entries:
-    """The TAP connections."""
-    del session, argument
-    yield "ep_tap_count", 0
+    """The TAP connections, each under its name, and how many clients may come back."""
+    del argument
+    opened = _opened(session)
+    for end in opened.tap_ends():
+        for name, content in end.stats():
+            yield f"eq_tapq:{end.name}:{name}", content
+    yield "ep_tap_count", len(opened.taps)
+    yield "ep_tap_registered_count", len(opened.registered)
+
+
+def tapagg(session: Session, argument: str) -> Entries:
+    """What the TAP connections have in common: how many there are, and what is sent and to be sent on all of them."""
+    del argument
+    ends = _opened(session).tap_ends()
+    told = [dict(end.stats()) for end in ends]
+    yield "_total:count", len(ends)
+    for name in ("total_backlog_size", "ack_log_size", "num_nack", "total_bytes_sent", "total_items_sent"):
+        yield f"_total:{name}", sum(int(str(one[name])) for one in told)
 
 
 def uuid(session: Session, argument: str) -> Entries:
@@ -249,6 +264,7 @@ GROUPS: dict[str, Callable[[Session, str], Entries]] = {
     "failovers": failovers,
     "dcp": dcp,
     "tap": tap,
+    "tapagg": tapagg,
     "uuid": uuid,
     "memory": memory,
     "diskinfo": diskinfo,

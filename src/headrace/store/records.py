@@ -29,11 +29,12 @@ def _layout(message: type[Request], name: str, dialect: Dialect = Dialect.DCP) -
 
 
 def _struct(message: type[Request], layout: Layout) -> Struct:
-    return Struct(_HEADER + "".join(_WIDTHS[message.spec.integer(name).size] for name in layout.extras))
+    names = (*layout.extras, *layout.engine)
+    return Struct(_HEADER + "".join(_WIDTHS[message.spec.integer(name).size] for name in names))
 
 
 def head_of(message: type[Request], layout: str, dialect: Dialect = Dialect.DCP) -> Struct:
-    """Header and extras of a message in one of its layouts, field by field as the catalogue has them."""
+    """Header, extras and what TAP has behind them of a message in one of its layouts, as the catalogue has them."""
     return _struct(message, _layout(message, layout, dialect))
 
 

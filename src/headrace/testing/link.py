@@ -88,6 +88,10 @@ class MemoryLine:
         """Close the connection; the end itself hears of it when it is done with what it does now."""
         self._link.closed(self, why)
 
+    def finish(self, why: str) -> None:
+        """Close the connection; what was sent before still arrives."""
+        self._link.closed(self, why)
+
     def wake(self) -> None:
         """Have `pump` called soon."""
         if self._wakes is None and self.is_open:

@@ -2,11 +2,14 @@
 
 from headrace.node.commands import admin, buckets, chaos, counters, items, locks, meta, seqnos, session, stats, vbuckets
 from headrace.node.dcp import opening as streams
+from headrace.node.tap import checkpoints, connecting
 
 __all__ = [
     "admin",
     "buckets",
     "chaos",
+    "checkpoints",
+    "connecting",
     "counters",
     "items",
     "locks",

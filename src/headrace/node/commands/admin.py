@@ -65,6 +65,8 @@ async def _flush_now(session: Session, request: Flushing) -> Done:
 async def _flush_all(opened: OpenBucket) -> None:
     opened.bucket.check_writable()
     marks = [(vb, vb.high_seqno) for vb in opened.bucket.serving.values() if vb.live_items]
+    for tap in opened.tap_ends() if marks else ():
+        tap.flushed()
     for vb, last in marks:
         # Before a later change is sent, so that it does not fall to the flush; the deletions follow.
         for one in list(opened.ends.values()):

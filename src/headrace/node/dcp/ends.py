@@ -36,6 +36,10 @@ class Line(Protocol):
         """Close the connection without an answer."""
         ...
 
+    def finish(self, why: str) -> None:
+        """Close the connection when the peer has read all that was sent, however long that takes it."""
+        ...
+
     def wake(self) -> None:
         """Have `pump` called soon: something may have changed."""
         ...

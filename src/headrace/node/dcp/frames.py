@@ -129,7 +129,7 @@ class Framer:
                     pieces.append(view[start:at])
                     size += at - start
                     continue
-            record, at = _record_at(view, start)
+            record, at = record_at(view, start)
             self.last_seqno = record.seqno
             piece = convert(record, self.shape, opaque)
             pieces.append(piece)
@@ -167,7 +167,7 @@ class Framer:
         return at
 
 
-def _record_at(view: memoryview, start: int) -> tuple[Record, int]:
+def record_at(view: memoryview, start: int) -> tuple[Record, int]:
     """The record at a place, and where it ends; what is none is a fault of the disk."""
     end = start + HEADER_BYTES
     if end <= len(view) and view[start + OPCODE_AT] in KINDS:

@@ -75,7 +75,7 @@ class Sender:
         self._is_notifier = False
         """Whether streams tell only that there is something new."""
         self._framer = Framer(self._shape())
-        self._turns = Turns(self._bucket.seqnos)
+        self._turns: Turns[ServedStream] = Turns(self._bucket.seqnos)
         self._closed = False
         self._moved_at: float | None = None
         """When something was last sent, while a stream is in the middle of a snapshot."""

@@ -118,6 +118,11 @@ class Trouble:
         self._is_cut = True
         self._line.leave(why)
 
+    def finish(self, why: str) -> None:
+        """Close the connection when the peer has read all."""
+        if not self._is_cut:
+            self._line.finish(why)
+
     # ---------------------------------------------------------------------------------------------------- told by chaos
 
     @property

@@ -8,7 +8,7 @@ idle     has sent all there is; a change behind its cursor makes it ready again
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,12 +18,39 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterator
 
-    from headrace.ids import Opaque
+    from headrace.ids import Opaque, VBucketId
     from headrace.node.dcp.feed import Feed
     from headrace.node.vbucket import VBucket
     from headrace.protocol.requests import Accepted
 
 _NOWHERE = np.iinfo(np.int64).max
+
+
+class Served(Protocol):
+    """What takes turns: the stream of a vbucket."""
+
+    @property
+    def vbucket(self) -> VBucketId:
+        """Its vbucket."""
+        ...
+
+    @property
+    def cursor(self) -> int:
+        """Every change up to here was sent."""
+        ...
+
+    @property
+    def in_snapshot(self) -> bool:
+        """Whether some changes were begun and are not all sent."""
+        ...
+
+    @property
+    def feed(self) -> Feed:
+        """What it reads from."""
+        ...
+
+
+S = TypeVar("S", bound=Served)
 
 
 class ServedStream(ProducerStream):
@@ -39,12 +66,12 @@ class ServedStream(ProducerStream):
         """Whether it is looked at after the next flush."""
 
 
-class Turns:
+class Turns(Generic[S]):
     """The streams of a connection, in turn. `seqnos` has the high seqno of each vbucket."""
 
     def __init__(self, seqnos: array[int]) -> None:
-        self._ready: OrderedDict[int, ServedStream] = OrderedDict()
-        self._waiting: OrderedDict[int, ServedStream] = OrderedDict()
+        self._ready: OrderedDict[int, S] = OrderedDict()
+        self._waiting: OrderedDict[int, S] = OrderedDict()
         self._waited = False
         """Whether the last one taken had waited for the disk."""
         self._seqnos = np.frombuffer(seqnos, np.int64)
@@ -58,7 +85,7 @@ class Turns:
         """How many of the ready ones have a read transaction open."""
         return sum(stream.feed.reads_disk for stream in self._ready.values())
 
-    def begun(self) -> Iterator[ServedStream]:
+    def begun(self) -> Iterator[S]:
         """The ready ones that are in the middle of a snapshot."""
         return (stream for stream in self._ready.values() if stream.in_snapshot)
 
@@ -67,7 +94,7 @@ class Turns:
         found: list[int] = np.nonzero(self._seqnos > self._idle_at)[0].tolist()
         return found
 
-    def take(self, *, disk_has_room: bool) -> ServedStream | None:
+    def take(self, *, disk_has_room: bool) -> S | None:
         """The stream whose turn it is, if there is one; it is not among the ready ones then.
 
         Where the disk has room, every second one is one that waited for it: neither kind keeps the other from its turn.
@@ -77,21 +104,21 @@ class Turns:
         streams = self._waiting if self._waited else self._ready
         return streams.popitem(last=False)[1] if streams else None
 
-    def put(self, stream: ServedStream) -> None:
+    def put(self, stream: S) -> None:
         """Have a stream be served, after all that are ready."""
         self._idle_at[stream.vbucket] = _NOWHERE
         self._waiting.pop(stream.vbucket, None)
         self._ready.setdefault(stream.vbucket, stream)
 
-    def wait_for_disk(self, stream: ServedStream) -> None:
+    def wait_for_disk(self, stream: S) -> None:
         """Have a stream be served when fewer read from the disk: to look at it before that is work for nothing."""
         self._waiting[stream.vbucket] = stream
 
-    def rest(self, stream: ServedStream) -> None:
+    def rest(self, stream: S) -> None:
         """Leave a stream alone until there is something behind its cursor."""
         self._idle_at[stream.vbucket] = stream.cursor
 
-    def forget(self, stream: ServedStream) -> None:
+    def forget(self, stream: S) -> None:
         """A stream has ended."""
         self._idle_at[stream.vbucket] = _NOWHERE
         self._waiting.pop(stream.vbucket, None)
