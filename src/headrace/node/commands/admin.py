@@ -95,9 +95,7 @@ async def _flush_vbucket(opened: OpenBucket, vb: VBucket, last: int, of: Callabl
             return
 
 
-async def _remove(
-    opened: OpenBucket, vb: VBucket, keys: list[bytes], last: int, of: Callable[[VBucket], bool]
-) -> bool:
+async def _remove(opened: OpenBucket, vb: VBucket, keys: list[bytes], last: int, of: Callable[[VBucket], bool]) -> bool:
     """Remove some items, then let others be served, and the disk catch up where it must; False when that is all."""
     bucket = opened.bucket
     for key in keys:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from headrace.history import State
-from headrace.ids import Cas, Seqno, VBucketId
+from headrace.ids import Seqno, VBucketId
 from headrace.node import replies
 from headrace.node.commands.admin import flush_all
 from headrace.node.commands.items import bucket_of, check_key
@@ -76,10 +76,7 @@ def _receives(*messages: type[TapRequest]) -> Callable[[Work], Work]:
     def enter(work: Work) -> Work:
         def serve(session: Session, message: TapRequest) -> Awaitable[None] | None:
             try:
-                if message.ttl == 0:
-                    raise _invalid()
-                if session.end is not None:
-                    raise Refused(Status.INVALID, "this connection is an end of streams itself")
+                _check(session, message)
                 pending = work(session, message)
             except (Refused, StoreError) as error:
                 _tell(session, message, error)
@@ -93,6 +90,14 @@ def _receives(*messages: type[TapRequest]) -> Callable[[Work], Work]:
         return work
 
     return enter
+
+
+def _check(session: Session, message: TapRequest) -> None:
+    """Refuse a message that has gone as far as it may, and one from a connection that is something else."""
+    if message.ttl == 0:
+        raise _invalid()
+    if session.end is not None:
+        raise Refused(Status.INVALID, "this connection is an end of streams itself")
 
 
 async def _finish(session: Session, message: TapRequest, pending: Awaitable[None]) -> None:
