@@ -250,7 +250,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     # ------------------------------------------------------------------------------------------------ stats and errors
     Difference(
         id="persisted seqnos in stats",
-        seen_in=("07a", "09a", "10b", "11"),
+        seen_in=("07a", "08l", "09a", "10b", "11"),
         messages=("stat vb_*:last_persisted_*",),
         fields=("presence",),
         servers="`vbucket-seqno` has no seqnos of the disk",
@@ -370,11 +370,30 @@ DIFFERENCES: tuple[Difference, ...] = (
         ours="they are known",
         why=_AS_NEWEST,
     ),
+    # --------------------------------------------------------------------------------------------------------- TAP in
+    Difference(
+        id="a flush by TAP is done",
+        seen_in=("08l",),
+        messages=("answer to tap_flush",),
+        fields=("status", "body_length", "value"),
+        servers="it is refused, as every flush is while traffic is enabled",
+        ours="every item is removed",
+        why="It is sent by a server that did it; and FLUSH is done here, too.",
+    ),
+    Difference(
+        id="an item without engine bytes",
+        seen_in=("08l",),
+        messages=("connection", "answer to tap_mutation"),
+        fields=("closed", "presence"),
+        servers="the process aborts",
+        ours="the item is stored, with its next revision",
+        why="tap.md draws it so.",
+    ),
 )
 
 
 LATER = {
-    "08": "TAP is an issue of its own",
+    **dict.fromkeys(("08a", "08b", "08c", "08e", "08f", "08g", "08i", "08j"), "TAP out is not served yet"),
     "09c_flush_tap": "TAP is an issue of its own",
 }
 """Captures that are not played yet: how their names begin, and why."""

@@ -46,9 +46,9 @@ class Served(Protocol):
 class Embedded:
     """A node in this process: quick, and its pager need not be waited for."""
 
-    def __init__(self) -> None:
+    def __init__(self, vbuckets: int = VBUCKETS) -> None:
         self._data = tempfile.TemporaryDirectory(prefix="headrace-replay-")
-        self._node = Node(vbuckets=VBUCKETS, data=self._data.name)
+        self._node = Node(vbuckets=vbuckets, data=self._data.name)
         self._node.start()
 
     @property

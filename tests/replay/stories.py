@@ -6,14 +6,15 @@ Captures that were taken from one server, one after another, are one story and a
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.ids import Cas, Opaque, Seqno, VBucketId
 from headrace.wire import Request, encode
 from headrace.wire.catalogue import Delete, Done, ErrorReply, Get, Mutation, Set, SetVBucket, Touch
-from tests.replay.player import Cue, Deviation, Player, Stage
+from tests.replay.player import Deviation, Player, Stage
+from tests.replay.scenes import Scene, Story
 from tests.replay.servers import Embedded, Process, wait_for_disk
+from tests.replay.stories_tap_in import TAP_IN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,24 +22,6 @@ if TYPE_CHECKING:
     from tests.replay.servers import Served
 
 ACTIVE, REPLICA, PENDING, DEAD = 1, 2, 3, 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """One capture: what happens before it, and at which cues something happens that it does not show."""
-
-    scenario: str
-    before: Callable[[Stage], None] | None = None
-    cues: Mapping[Cue, Callable[[Stage], None]] = field(default_factory=dict)
-    relayed: tuple[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
-    """Captures of one server, or of one pair of servers, in their order."""
-
-    scenes: tuple[Scene, ...]
-    servers: tuple[Callable[[], Served], ...] = (Embedded,)
 
 
 # -------------------------------------------------------------------------------------------------- stage directions
@@ -323,6 +306,7 @@ STORIES = {
     "noop and flush": NOOP_AND_FLUSH,
     "consumer": CONSUMER,
     "two nodes": TWO,
+    "tap in": TAP_IN,
 }
 
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.ids import Cas, Opaque, VBucketId
 from headrace.store.records import Record, unpack
-from headrace.wire import Response
 from headrace.wire.catalogue import Noop, TapDelete, TapFlush, TapMutation, TapOpaque, TapRequest, TapVBucketSet
 from headrace.wire.codes import TapFlag, TapOpaqueCode
 from tests.node.talk import Talk, on_loop
 
 if TYPE_CHECKING:
     from headrace.node import Node
+    from headrace.wire import Response
 
 ACK = TapFlag.ACK
 IN_ORDER = TapFlag.NETWORK_BYTE_ORDER

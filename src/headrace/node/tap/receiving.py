@@ -22,6 +22,7 @@ go and come again. Online update (OPAQUE 4 to 6) stops nothing: everything goes 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,7 @@ def _receives(*messages: type[TapRequest]) -> Callable[[Work], Work]:
     """Enter a function as what is done at these messages; acks and refusals are the same for all."""
 
     def enter(work: Work) -> Work:
+        @functools.wraps(work)
         def serve(session: Session, message: TapRequest) -> Awaitable[None] | None:
             try:
                 _check(session, message)

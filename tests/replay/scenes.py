@@ -1,0 +1,32 @@
+"""What a story is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.replay.servers import Embedded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tests.replay.player import Cue, Stage
+    from tests.replay.servers import Served
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """One capture: what happens before it, and at which cues something happens that it does not show."""
+
+    scenario: str
+    before: Callable[[Stage], None] | None = None
+    cues: Mapping[Cue, Callable[[Stage], None]] = field(default_factory=dict)
+    relayed: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """Captures of one server, or of one pair of servers, in their order."""
+
+    scenes: tuple[Scene, ...]
+    servers: tuple[Callable[[], Served], ...] = (Embedded,)
