@@ -126,7 +126,7 @@ class _Line(Transport):
         with self._translated("the connection broke"):
             try:
                 self._fill()
-            except ConnectionLostError:
+            except (ConnectionLostError, OSError):
                 if not self._frames:
                     raise
         frames = list(self._frames)
