@@ -19,6 +19,8 @@ from headrace.client.tap_dump import TapDump, TapPart
 from headrace.ids import Cas, Opaque, VBucketId
 from headrace.wire import Dialect, Frame, FrameReader, Header, Message, Request, Response, decode, encode
 from headrace.wire.catalogue import (
+    DeregisterTapClient,
+    Done,
     GetClusterConfig,
     Hello,
     HelloReply,
@@ -98,6 +100,8 @@ class TapServer:
     """The status that TAP_CONNECT is refused with."""
     cut_bytes: int | None = None
     """After so many bytes of a dump the connection breaks."""
+    stays: bool = False
+    """Whether it goes on after what it has to send, as a stream that is no dump does."""
     tls: ssl.SSLContext | None = None
     requests: list[Message] = field(default_factory=list)
     acks: list[Message] = field(default_factory=list)
@@ -153,6 +157,8 @@ class TapServer:
                     StatEntry(opcode=opcode_of(request), opaque=request.opaque, key=name.encode(), value=value.encode())
                     for name, value in told.items()
                 ]
+            case DeregisterTapClient():
+                return [Done(opcode=opcode_of(request), opaque=request.opaque)]
             case Stat():
                 return [refused(request, Status.KEY_NOT_FOUND, b"Not found")]
             case TapConnect():
@@ -178,6 +184,9 @@ class TapServer:
                     return
                 assert isinstance(ack, Response), ack
                 self.acks.append(ack)
+        while self.stays and (more := self._next(connection, reader)) is not None:
+            assert isinstance(more, Response), more
+            self.acks.append(more)
 
 
 def options(server: TapServer, **more: Any) -> ChangeOptions:

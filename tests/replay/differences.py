@@ -328,7 +328,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     # ------------------------------------------------------------------------------------------------ stats and errors
     Difference(
         id="persisted seqnos in stats",
-        seen_in=("07a", "09a", "10b", "11"),
+        seen_in=("07a", "08l", "09a", "10b", "11"),
         messages=("stat vb_*:last_persisted_*",),
         fields=("presence",),
         servers="`vbucket-seqno` has no seqnos of the disk",
@@ -448,13 +448,26 @@ DIFFERENCES: tuple[Difference, ...] = (
         ours="they are known",
         why=_AS_NEWEST,
     ),
+    # --------------------------------------------------------------------------------------------------------- TAP in
+    Difference(
+        id="a flush by TAP is done",
+        seen_in=("08l",),
+        messages=("answer to tap_flush",),
+        fields=("status", "body_length", "value"),
+        servers="it is refused, as every flush is while traffic is enabled",
+        ours="every item is removed",
+        why="It is sent by a server that did it; and FLUSH is done here, too.",
+    ),
+    Difference(
+        id="an item without engine bytes",
+        seen_in=("08l",),
+        messages=("connection", "answer to tap_mutation"),
+        fields=("closed", "presence"),
+        servers="the process aborts",
+        ours="the item is stored, with its next revision",
+        why="tap.md draws it so.",
+    ),
 )
-
-
-LATER = {
-    "08l": "the node as a TAP consumer is not served yet",
-}
-"""Captures that are not played yet: how their names begin, and why."""
 
 
 def excuse(deviation: Deviation) -> Difference | None:

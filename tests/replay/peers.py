@@ -150,6 +150,11 @@ class Peers:
             self._read(left)
         return True
 
+    def forget(self, peer: Peer) -> None:
+        """Close a connection whose name may be used again."""
+        peer.close()
+        del self.by_name[peer.name]
+
     def settle(self, seconds: float) -> None:
         """Read for a while."""
         self.wait(lambda: False, seconds)

@@ -188,6 +188,8 @@ class Player:
             peer = self._peer(line.connection)
             if not self._peers.wait(lambda: peer.closed, CLOSING_S + min(after_s, CAPTURED_S_MAX)):
                 self._deviates(line.connection, "connection", "closed", captured=True, got=False)
+            self._tell_unclaimed(peer)
+            self._peers.forget(peer)  # what is sent under this name from here on is sent on a new connection
 
     def _send(self, line: Line, *, listened: bool) -> None:
         message = line.message

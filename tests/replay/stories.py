@@ -6,7 +6,6 @@ Captures that were taken from one server, one after another, are one story and a
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.ids import Cas, Opaque, Seqno, VBucketId
@@ -24,8 +23,10 @@ from headrace.wire.catalogue import (
     SetVBucket,
     Touch,
 )
-from tests.replay.player import Cue, Deviation, Player, Stage
+from tests.replay.player import Deviation, Player, Stage
+from tests.replay.scenes import Scene, Story
 from tests.replay.servers import Embedded, Process, wait_for_disk
+from tests.replay.stories_tap_in import TAP_IN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,28 +34,6 @@ if TYPE_CHECKING:
     from tests.replay.servers import Served
 
 ACTIVE, REPLICA, PENDING, DEAD = 1, 2, 3, 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
-    """One capture: what happens before it, and at which cues something happens that it does not show."""
-
-    scenario: str
-    before: Callable[[Stage], None] | None = None
-    cues: Mapping[Cue, Callable[[Stage], None]] = field(default_factory=dict)
-    relayed: tuple[str, str] | None = None
-    unseen: Mapping[str, Callable[[Stage], None]] = field(default_factory=dict)
-    """By release, what was done at the end of a capture that no longer shows it; the other releases have a cue."""
-    seen: Mapping[Cue, Callable[[Stage], None]] = field(default_factory=dict)
-    """More cues, of the releases that `unseen` does not name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
-    """Captures of one server, or of one pair of servers, in their order."""
-
-    scenes: tuple[Scene, ...]
-    servers: tuple[Callable[[], Served], ...] = (Embedded,)
 
 
 # -------------------------------------------------------------------------------------------------- stage directions
@@ -427,6 +406,7 @@ STORIES = {
     "two nodes": TWO,
     "tap": TAP,
     "tap and flush": TAP_FLUSH,
+    "tap in": TAP_IN,
 }
 
 

@@ -1,6 +1,6 @@
 """docs/reference/differences.md: where a node does other than the servers whose traffic was captured."""
 
-from tests.replay.differences import DIFFERENCES, LATER, Difference
+from tests.replay.differences import DIFFERENCES, Difference
 from tools.reference.markdown import bullets, page, table
 
 SOURCE = "tests/replay/differences.py"
@@ -32,8 +32,6 @@ def differences_page() -> str:
         table(["", "servers", "headrace", "why", "seen in"], rows),
         "## What is not compared",
         bullets(NOT_COMPARED),
-        "## What is not played yet",
-        bullets(f"`{name}`: {why}" for name, why in LATER.items()),
     )
 
 

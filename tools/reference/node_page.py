@@ -50,7 +50,7 @@ NOT_SERVED = {
     "subdoc_multi_mutation": _SUBDOC,
     "last_closed_checkpoint": _CHECKPOINTS,
     "create_checkpoint": _CHECKPOINTS,
-    "deregister_tap_client": "TAP is not served yet",
+    "deregister_tap_client": "TAP out is not served yet",
 }
 NEEDS = {
     **dict.fromkeys(("create_bucket", "delete_bucket"), "`admin` in every bucket"),
@@ -149,20 +149,26 @@ def _command_parts() -> list[str]:
             ),
         ),
         (
-            "The messages of streams (TAP, UPR, DCP), but for the failover log, are refused, too: this node has no "
-            "producer and no consumer yet. An unknown opcode is answered with 0x81. memcached's "
+            "TAP messages (0x41 to 0x47) are acknowledged when they ask for it; what is refused is told to who asked, "
+            "or has sent OPAQUE 0 before. An unknown opcode is answered with 0x81. memcached's "
             "ASCII protocol is not served: a connection that begins with a letter is closed."
         ),
     ]
 
 
+def _dialect(spec: Spec) -> Dialect:
+    """The dialect in which a node is asked: DCP, but for what only others have."""
+    return Dialect.DCP if Dialect.DCP in spec.opcodes else next(iter(spec.opcodes))
+
+
 def _opcode(cls: type[Message]) -> int:
-    return cls.spec.opcodes[Dialect.DCP]
+    return cls.spec.opcodes[_dialect(cls.spec)]
 
 
 def _opcode_link(spec: Spec) -> str:
-    there = f"../protocol/{page_of(spec, Dialect.DCP)}#{anchor(heading(spec, Dialect.DCP))}"
-    return link(f"0x{spec.opcodes[Dialect.DCP]:02x}", there)
+    dialect = _dialect(spec)
+    there = f"../protocol/{page_of(spec, dialect)}#{anchor(heading(spec, dialect))}"
+    return link(f"0x{spec.opcodes[dialect]:02x}", there)
 
 
 def _command_row(spec: Spec, handler: Handler) -> list[str]:

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from headrace.client.options import ChangeOptions, OnRollback, OptionError
     from headrace.client.positions import Positions, PositionsError
     from headrace.client.reader import BatchReader, ChangeReader
+    from headrace.client.tap_changes import TapInterrupted, TapReader
     from headrace.client.writing import BucketWriter, ItemVersion, NotWrittenError, WriteCounts
 
 __all__ = [
@@ -115,6 +116,8 @@ __all__ = [
     "StatusError",
     "StreamEnded",
     "StreamStarted",
+    "TapInterrupted",
+    "TapReader",
     "TemporaryFailureError",
     "TooBigError",
     "UnknownCommandError",
@@ -148,6 +151,8 @@ _HOMES = {
     "SnapshotMarked": "changes",
     "StreamEnded": "events",
     "StreamStarted": "events",
+    "TapInterrupted": "tap_changes",
+    "TapReader": "tap_changes",
     "WriteCounts": "writing",
 }
 

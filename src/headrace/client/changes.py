@@ -27,10 +27,11 @@ class Change(NamedTuple):
     """One change. Numbers are those of the wire, unsigned; what a message does not carry is None."""
 
     event: str
-    """`mutation`, `deletion`, `expiration`, `system` or `seqno_advanced`."""
+    """`mutation`, `deletion`, `expiration`, `flush`, `system` or `seqno_advanced`."""
     vbucket: int
     vbuuid: int
     seqno: int
+    """0 for a change that came by TAP, which has no seqnos."""
     rev: int | None
     cas: int
     key: str | bytes | None

@@ -36,7 +36,7 @@ from headrace.client.opening import DEFAULT_BUCKET, Login, opening
 from headrace.client.options import OptionError
 from headrace.client.transport import TIMEOUT_S_MAX, Transport
 from headrace.wire import decode, encode
-from headrace.wire.catalogue import ErrorReply, GetClusterConfig, Stat, StatEntry, Text
+from headrace.wire.catalogue import DeregisterTapClient, Done, ErrorReply, GetClusterConfig, Stat, StatEntry, Text
 from headrace.wire.codes import Feature
 
 if TYPE_CHECKING:
@@ -44,10 +44,13 @@ if TYPE_CHECKING:
 
     from headrace.client.address import Address
     from headrace.client.options import ChangeOptions
+    from headrace.wire import Frame
 
 SILENCE_S_MAX = 90.0
 """How long a server may be silent while it reads its disk (idle, it gives a sign of life each 20 s), or write nothing
 of what it has to."""
+
+READ_BYTES = 256 * 1024
 
 PAUSE_S = 0.2
 """How long to wait before the server is asked again what it wrote."""
@@ -114,6 +117,38 @@ class _Line(Transport):
         """Wait so long for a byte, at least."""
         self._timeout_s = min(max(seconds, self._timeout_s), TIMEOUT_S_MAX)
 
+    def fileno(self) -> int:
+        """What to poll."""
+        return self._socket.fileno()
+
+    def take(self) -> list[Frame]:
+        """Frames that are there, without waiting; those that came before the end are given before it is told."""
+        with self._translated("the connection broke"):
+            try:
+                self._fill()
+            except (ConnectionLostError, OSError):
+                if not self._frames:
+                    raise
+        frames = list(self._frames)
+        self._frames.clear()
+        return frames
+
+    def read(self) -> bytes:
+        """Bytes that are there; empty for none now."""
+        with self._translated("the connection broke"):
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except self._waits:
+                return b""
+            if not data:
+                raise ConnectionLostError(f"{self._address}: the server closed the connection")
+            return data
+
+    def write(self, data: memoryview) -> int:
+        """Send as much as goes now, and give how much."""
+        with self._translated("the connection broke"):
+            return self._write(data)
+
 
 class TapConnection(NodeConnection):
     """A connection to a node of an old server."""
@@ -137,6 +172,28 @@ class TapConnection(NodeConnection):
     def is_drained(self) -> bool:
         """Whether the next frame has to be waited for."""
         return self._transport.is_drained
+
+    def fileno(self) -> int:
+        """What to poll."""
+        return self._transport.fileno()
+
+    def take(self) -> list[Frame]:
+        """Frames that are there, without waiting."""
+        with self._closing():
+            return self._transport.take()
+
+    def read(self) -> bytes:
+        """Bytes that are there, for who carries them elsewhere; not to be mixed with frames."""
+        return self._transport.read()
+
+    def write(self, data: memoryview) -> int:
+        """Send as much as goes now, and give how much."""
+        return self._transport.write(data)
+
+    def deregister(self, name: str) -> None:
+        """Have the server forget a registered client; it agrees also when it knows none of that name."""
+        asked = f"to deregister the TAP client {name} at {self.address}"
+        self._expect(Done, DeregisterTapClient(name=name.encode()), asked=asked)
 
     def expect_silence(self) -> None:
         """Wait for the server as long as it may take to read its disk."""

@@ -49,10 +49,15 @@ _EVENT_NAMES = pa.array(EVENTS)
 
 
 class TapRows:
-    """Rows that wait to become a batch; `datatypes` tells if the server agreed to say what values are."""
+    """Rows that wait to become a batch.
 
-    def __init__(self, *, keys: str = TEXT_KEYS, bytes_max: int, datatypes: bool = False) -> None:
+    `datatypes` tells if the server agreed to say what values are, `values` if they are wanted: servers that are asked
+    for keys alone may send them all the same.
+    """
+
+    def __init__(self, *, keys: str = TEXT_KEYS, bytes_max: int, datatypes: bool = False, values: bool = True) -> None:
         self._is_text = keys == TEXT_KEYS
+        self._values = values
         self._schema = schema(keys)
         self._bytes_max = bytes_max
         self._datatypes = datatypes
@@ -128,7 +133,7 @@ class TapRows:
     ) -> None:
         if datatype & Datatype.SNAPPY and value:
             value = inflate(value)
-        if tap_flags & TapFlag.NO_VALUE:
+        if tap_flags & TapFlag.NO_VALUE or not self._values:
             value = None
         if not tap_flags & TapFlag.NETWORK_BYTE_ORDER:  # as the server's machine has them, which is a PC
             item_flags = int.from_bytes(item_flags.to_bytes(4, "big"), "little")

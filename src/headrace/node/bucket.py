@@ -168,6 +168,12 @@ class Bucket(Memory):
             # a node that is still on the old one would let them go on.
             self._tell_state(vb, Transition(ends_streams=True))
 
+    def begin_branch(self, vb: VBucket) -> None:
+        """Begin a branch in a vbucket whose next changes are of no history that it was told."""
+        vb.branch(new_vbuuid(), vb.whole_seqno)
+        self._have_written(vb)
+        self._tell_state(vb, Transition(ends_streams=True))  # as above: they have told the old branch
+
     def touch_vbucket(self, vb: VBucket) -> None:
         """The state of a vbucket is another: have the flusher write it, though none of its items changed."""
         self._serve(vb)

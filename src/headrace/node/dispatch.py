@@ -17,7 +17,7 @@ from headrace.node import replies
 from headrace.node.refused import Refused
 from headrace.node.users import Role
 from headrace.wire import Dialect, Frame, Malformed, Unknown, decode, encode
-from headrace.wire.catalogue import GetFailoverLog, StreamRequest
+from headrace.wire.catalogue import GetFailoverLog, StreamRequest, TapVBucketSet
 from headrace.wire.codes import RequestFrameInfo, Status
 from headrace.wire.frame_info import FrameInfo, split_frame_infos
 from headrace.wire.header import REQUEST_MAGICS
@@ -96,6 +96,9 @@ def dispatch(session: Session, frame: Frame) -> None:
         return
     if isinstance(message, Malformed):
         message = _read_again(session, frame, message)
+    if isinstance(message, Malformed) and message.command is TapVBucketSet.spec:  # capture 08l_tap_consumer
+        session.leave(f"a state of a vbucket that cannot be read: {message.problem.text}")
+        return
     try:
         result = _serve(session, message)
     except Exception as error:  # noqa: BLE001 - a fault of ours is answered, and told, as one

@@ -74,6 +74,7 @@ class Session:
         "said_hello",
         "sasl",
         "services",
+        "tap_nacks",
         "tells_seqno",
         "user",
     )
@@ -114,6 +115,8 @@ class Session:
         """What the connection is after DCP OPEN."""
         self.ends: dict[str, Session] = {}
         """Where it is entered by its name then: in the bucket that it was opened for, whatever is selected later."""
+        self.tap_nacks = False
+        """Whether a TAP message that is refused is told of, though no ack was asked for."""
         self.now: Callable[[], float] = time.monotonic
         self.imply_bucket()
 

@@ -3,6 +3,7 @@
 from headrace.node.commands import admin, buckets, chaos, counters, items, locks, meta, seqnos, session, stats, vbuckets
 from headrace.node.dcp import opening as streams
 from headrace.node.tap import checkpoints, connecting
+from headrace.node.tap import receiving as tap_in
 
 __all__ = [
     "admin",
@@ -18,5 +19,6 @@ __all__ = [
     "session",
     "stats",
     "streams",
+    "tap_in",
     "vbuckets",
 ]

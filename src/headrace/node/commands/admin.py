@@ -11,7 +11,7 @@ from headrace.node.commands.items import bucket_of
 from headrace.node.dcp.sender import Sender
 from headrace.node.dispatch import answer, handles
 from headrace.node.users import Role
-from headrace.store.records import seqno_of, unpack
+from headrace.store.records import LIVE, OPCODE_AT, seqno_of, unpack
 from headrace.wire.catalogue import (
     CompactDb,
     DisableTraffic,
@@ -26,7 +26,7 @@ from headrace.wire.catalogue import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from headrace.node.buckets import OpenBucket
     from headrace.node.session import Session
@@ -49,22 +49,27 @@ def flush(session: Session, request: Flushing) -> Done | Awaitable[Done]:
     opened = _opened(session)
     if request.expiry:
         delay_s = max(0, opened.bucket.until(request.expiry) - int(time.time()))
-        opened.later(delay_s, lambda: _flush_all(opened))
+        opened.later(delay_s, lambda: flush_all(opened))
         return answer(request, Done)
     return _flush_now(session, request)
 
 
 async def _flush_now(session: Session, request: Flushing) -> Done:
     opened = _opened(session)
-    await _flush_all(opened)
+    await flush_all(opened)
     if session.services.sync_every_write:
         await opened.flusher.on_disk()
     return answer(request, Done)
 
 
-async def _flush_all(opened: OpenBucket) -> None:
+def _is_active(vb: VBucket) -> bool:
+    return vb.state is State.ACTIVE
+
+
+async def flush_all(opened: OpenBucket, of: Callable[[VBucket], bool] = _is_active) -> None:
+    """Remove every item of some vbuckets, for as long as each of them is one of those: the active, unless told."""
     opened.bucket.check_writable()
-    marks = [(vb, vb.high_seqno) for vb in opened.bucket.serving.values() if vb.live_items]
+    marks = [(vb, vb.high_seqno) for vb in opened.bucket.vbuckets if vb is not None and vb.live_items and of(vb)]
     for tap in opened.tap_ends() if marks else ():
         tap.flushed()
     for vb, last in marks:
@@ -72,14 +77,15 @@ async def _flush_all(opened: OpenBucket) -> None:
         for one in list(opened.ends.values()):
             if isinstance(one.end, Sender):
                 one.end.flushed(vb.id)
-        await _flush_vbucket(opened, vb, last)
+        await _flush_vbucket(opened, vb, last, of)
 
 
-async def _flush_vbucket(opened: OpenBucket, vb: VBucket, last: int) -> None:
+async def _flush_vbucket(opened: OpenBucket, vb: VBucket, last: int, of: Callable[[VBucket], bool]) -> None:
     """Memory first, then what only the disk has; nothing that came after the flush."""
     keys = [*vb.items, *vb.flushing, *vb.dirty]
     for start in range(0, len(keys), _KEYS_AT_ONCE):
-        await _remove(opened, vb, keys[start : start + _KEYS_AT_ONCE], last)
+        if not await _remove(opened, vb, keys[start : start + _KEYS_AT_ONCE], last, of):
+            return
     after = b""
     while vb.live_items and vb.persisted_seqno:
         with opened.bucket.disk.reader.snapshot() as snapshot:
@@ -87,23 +93,25 @@ async def _flush_vbucket(opened: OpenBucket, vb: VBucket, last: int) -> None:
         if not found:
             return
         after = found[-1][0]
-        await _remove(opened, vb, [key for key, _ in found], last)
+        if not await _remove(opened, vb, [key for key, _ in found], last, of):
+            return
 
 
-async def _remove(opened: OpenBucket, vb: VBucket, keys: list[bytes], last: int) -> None:
-    """Remove some items, then let others be served, and the disk catch up where it must."""
+async def _remove(opened: OpenBucket, vb: VBucket, keys: list[bytes], last: int, of: Callable[[VBucket], bool]) -> bool:
+    """Remove some items, then let others be served, and the disk catch up where it must; False when that is all."""
     bucket = opened.bucket
     for key in keys:
-        if vb.state is not State.ACTIVE:  # what is a copy by now is not ours to change
-            return
-        record = bucket.live(vb, key)
-        if record is not None and seqno_of(record) <= last:
+        if not of(vb):  # what is a copy by now is not ours to change
+            return False
+        record = bucket.live(vb, key) if vb.state is State.ACTIVE else bucket.find(vb, key)
+        if record is not None and record[OPCODE_AT] == LIVE and seqno_of(record) <= last:
             bucket.remove(vb, unpack(record))
     bucket.changed()
     if bucket.waiting_bytes > bucket.limits.dirty_bytes_max and not opened.flusher.stopped:
         await opened.flusher.on_disk()
     else:
         await asyncio.sleep(0)
+    return True
 
 
 @handles(StopPersistence, needs=Role.ADMIN)

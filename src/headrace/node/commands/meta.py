@@ -26,8 +26,8 @@ from headrace.wire.codes import Status, WithMetaOption
 if TYPE_CHECKING:
     from headrace.node.session import Session
 
-_CAS_MAX = 0xFFFF_FFFF_FFFF_FFFE
-_REVISION_MAX = 0x7FFF_FFFF_FFFF_FFFF
+CAS_MAX = 0xFFFF_FFFF_FFFF_FFFE
+REVISION_MAX = 0x7FFF_FFFF_FFFF_FFFF
 """Every change adds one: the largest number would leave no next one."""
 _WITH_DATATYPE = 2
 _SKIPS = WithMetaOption.SKIP_CONFLICT_RESOLUTION | WithMetaOption.FORCE
@@ -77,10 +77,10 @@ def _write(session: Session, request: StoringWithMeta, *, opcode: int, datatype:
     bucket = bucket_of(session)
     check_key(request.key)
     options = WithMetaOption(request.options or 0)
-    if not 0 < request.item_cas <= _CAS_MAX:
+    if not 0 < request.item_cas <= CAS_MAX:
         raise Refused(Status.KEY_EXISTS, f"{request.item_cas} is no CAS of an item")
-    if request.rev_seqno > _REVISION_MAX:
-        raise Refused(Status.INVALID, f"{request.rev_seqno} is no revision of an item: at most {_REVISION_MAX}")
+    if request.rev_seqno > REVISION_MAX:
+        raise Refused(Status.INVALID, f"{request.rev_seqno} is no revision of an item: at most {REVISION_MAX}")
     vb = bucket.active(request.vbucket)
     live = opcode == LIVE
     new = Record(

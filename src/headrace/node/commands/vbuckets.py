@@ -36,13 +36,13 @@ async def set_vbucket(session: Session, request: SetVBucket) -> Done:
     if vb is None:
         bucket.make_vbucket(VBucketId(request.vbucket), state)
     else:
-        await _set_state(session.opened, vb, state)
+        await set_state(session.opened, vb, state)
     if not session.opened.flusher.stopped:
         await session.opened.flusher.on_disk()
     return answer(request, Done)
 
 
-async def _set_state(opened: OpenBucket, vb: VBucket, state: State) -> None:
+async def set_state(opened: OpenBucket, vb: VBucket, state: State) -> None:
     """Set it; a replica that has half of a large snapshot on disk gives that up before it becomes active."""
     bucket = opened.bucket
     await opened.flusher.rollbacks_done(vb)

@@ -37,6 +37,11 @@ class Copy:
 _FED: WeakKeyDictionary[Bucket, dict[int, Copy]] = WeakKeyDictionary()
 
 
+def is_fed(bucket: Bucket, vb_id: int) -> bool:
+    """Whether some connection feeds a vbucket."""
+    return vb_id in _FED.get(bucket, {})
+
+
 class Copies:
     """The copies of one connection."""
 
@@ -117,4 +122,4 @@ class Steps:
         self._steps = []
 
 
-__all__ = ["Copies", "Copy", "Steps"]
+__all__ = ["Copies", "Copy", "Steps", "is_fed"]

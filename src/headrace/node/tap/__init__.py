@@ -1,8 +1,9 @@
-"""TAP at a node: connections that send what a bucket has and how it changes, as old clients know it.
+"""TAP, the streams of the releases before UPR and DCP: out to whoever connects, and in from whoever sends.
 
 connecting   TAP CONNECT, its refusals, and the end of a registered client
 producer     what is sent, in which order, and what acks mean for it
 streams      a vbucket on a connection, and where its stream begins
 messages     the messages that are no items      frames       records to item messages
+receiving    what is sent to the node
 registered   clients that may come back          checkpoints  their table, and the commands that ask for it
 """

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from headrace.history import SEQNO_MAX, Cause, State
-from headrace.node.dcp.producer import BACKFILLS_MAX, CONVERTED_BYTES, PUMP_BYTES, STARVED_S
+from headrace.node.dcp.sender import BACKFILLS_MAX, CONVERTED_BYTES, PUMP_BYTES, STARVED_S
 from headrace.node.dcp.trouble import Trouble
 from headrace.node.dcp.turns import Turns
 from headrace.node.tap.checkpoints import checkpoints_of
