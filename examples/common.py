@@ -23,7 +23,7 @@ from headrace.pipelines.servers import Server
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from headrace.client import Positions
+    from headrace.client import Change, Positions
 
 TAP = "tap://"
 BUCKET = "couchbase://127.0.0.1:11210"
@@ -114,6 +114,12 @@ class Changes:
 
     def _all_run(self) -> bool:
         return 0 < len(self.positions.vbuckets) <= len(self._started)
+
+
+def key_of(change: Change) -> bytes:
+    """Give the key of a change: `Changes` asks for bytes, since a key need not be text."""
+    assert change.key is None or isinstance(change.key, bytes)
+    return change.key or b""
 
 
 @contextmanager

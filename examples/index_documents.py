@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from common import Changes, add_source, parser_of, run
+from common import Changes, add_source, key_of, parser_of, run
 from sphinx_index import Document, SphinxIndex
 
 from headrace.client import Address, Change, OnRollback, Positions, RolledBack
@@ -69,8 +69,8 @@ def take_group(index: SphinxIndex, changes: Changes) -> None:
     vbuckets = set()
     while len(group) < GROUP_MAX:
         found = changes.next(0.0 if group else WAIT_S)
-        if isinstance(found, Change) and isinstance(found.key, bytes):
-            group[found.key] = None if found.event in GONE else document_of(found)
+        if isinstance(found, Change) and (key := key_of(found)):
+            group[key] = None if found.event in GONE else document_of(found)
             vbuckets.add(found.vbucket)
         elif isinstance(found, RolledBack):
             # What was gathered of this vbucket is of the lost history as well. Of others it comes first, as it came.
@@ -97,11 +97,10 @@ def write(index: SphinxIndex, changes: Changes, group: dict[bytes, Document | No
 
 def document_of(change: Change) -> Document:
     """Say what there is to find in a document: the words of its values, not the names of its fields."""
-    assert isinstance(change.key, bytes)
     text = (change.value or b"").decode(errors="replace")
     with suppress(ValueError, RecursionError):  # if it is no JSON, all of it is words
         text = " ".join(words_of(json.loads(text)))
-    return Document(change.vbucket, change.key, text)
+    return Document(change.vbucket, key_of(change), text)
 
 
 def words_of(value: Any) -> Iterator[str]:

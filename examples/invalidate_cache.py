@@ -21,7 +21,7 @@ an empty value with some seconds to live, and stores by `cas` over just that: af
 from argparse import Namespace
 from contextlib import suppress
 
-from common import Changes, add_source, parser_of, run
+from common import Changes, add_source, key_of, parser_of, run
 
 from headrace.client import Address, Change, KvConnection, NotFoundError, SnapshotMarked
 from headrace.wire.catalogue import Flush
@@ -46,7 +46,7 @@ def invalidate(args: Namespace, cache: Address) -> None:
             found = changes.next(WAIT_S)
             if isinstance(found, SnapshotMarked):
                 continue
-            if found is not None and not (isinstance(found, Change) and found.key):
+            if found is not None and not (isinstance(found, Change) and key_of(found)):
                 in_doubt = True  # a stream began, ended or was rolled back; or by TAP, the bucket was flushed
                 continue
             if in_doubt:
@@ -55,8 +55,8 @@ def invalidate(args: Namespace, cache: Address) -> None:
                 print("emptied the cache: what it took before is in doubt", flush=True)
             if found is not None:
                 with suppress(NotFoundError):
-                    memcached.delete(found.key)
-                print(f"{found.event:<10} {found.key.decode(errors='backslashreplace')}", flush=True)
+                    memcached.delete(key_of(found))
+                print(f"{found.event:<10} {key_of(found).decode(errors='backslashreplace')}", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,11 @@ import time
 from argparse import Namespace
 from collections import Counter
 
-from common import Changes, add_source, parser_of, run
+from common import Changes, add_source, key_of, parser_of, run
 
 from headrace.client import Change, RolledBack
 
 EVERY_S = 1.0
-NO_KEY = b""
 
 
 def main() -> None:
@@ -58,13 +57,13 @@ def observe(args: Namespace) -> None:
 
 def prefix_of(change: Change, separator: str) -> str:
     """Give the kind of item, by the habit of naming keys; what has no prefix is counted together."""
-    prefix, found, _ = (change.key or NO_KEY).partition(separator.encode())  # type: ignore[arg-type]
+    prefix, found, _ = key_of(change).partition(separator.encode())
     return prefix.decode(errors="backslashreplace") if found else "(no prefix)"
 
 
 def line_of(change: Change) -> str:
     """Show one change."""
-    key = (change.key or NO_KEY).decode(errors="backslashreplace")  # type: ignore[union-attr]
+    key = key_of(change).decode(errors="backslashreplace")
     size = "" if change.value is None else f"  {len(change.value)} bytes"
     return f"{change.event:<10} {key}{size}"
 

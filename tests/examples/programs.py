@@ -26,9 +26,10 @@ LOOK_S = 0.02
 
 
 class Program:
-    """An example that runs; a context manager that ends it, by Ctrl-C unless it has ended by itself."""
+    """An example that runs; a context manager that ends it by Ctrl-C, unless it was killed or waited for."""
 
     def __init__(self, folder: Path, name: str, *arguments: str) -> None:
+        self._is_over = False
         self._out = folder / f"{name}-{time.monotonic_ns()}"
         with self._out.open("wb") as out:
             self._process = subprocess.Popen(
@@ -42,14 +43,14 @@ class Program:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGINT if kind is None else signal.SIGKILL)
-        code = self.wait()
-        if kind is None:
+        if kind is not None:
+            self.kill()
+            print(self.said)  # noqa: T201 - pytest shows it beside the failure
+        elif not self._is_over:
+            self._process.send_signal(signal.SIGINT)
+            code = self.wait()
             assert code == 0, f"exit code {code}:\n{self.said}"
-            assert "Traceback" not in self.said, self.said
-        else:
-            print(self.said)
+        assert kind is not None or "Traceback" not in self.said, self.said
 
     @property
     def said(self) -> str:
@@ -76,11 +77,13 @@ class Program:
 
     def kill(self) -> None:
         """End it at once, as a crash would."""
+        self._is_over = True
         self._process.kill()
         self._process.wait()
 
     def wait(self) -> int:
         """Wait for its end; give the exit code."""
+        self._is_over = True
         try:
             return self._process.wait(WAIT_S)
         except subprocess.TimeoutExpired:
@@ -91,8 +94,8 @@ class Program:
 
 def run_to_end(folder: Path, name: str, *arguments: str) -> tuple[int, list[str]]:
     """Run an example that ends by itself; give its exit code and what it said."""
-    program = Program(folder, name, *arguments)
-    return program.wait(), program.lines
+    with Program(folder, name, *arguments) as program:
+        return program.wait(), program.lines
 
 
 def start_searchd(folder: Path) -> Server:

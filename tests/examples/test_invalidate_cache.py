@@ -6,7 +6,7 @@ import threading
 import time
 from contextlib import suppress
 from random import Random
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -81,14 +81,14 @@ class Reader(threading.Thread):
 
     def __init__(self, front_end: FrontEnd, seed: int) -> None:
         super().__init__(daemon=True)
-        self._front_end = front_end
+        self.front_end = front_end
         self._random = Random(seed)
         self.ended = threading.Event()
         self.reads = 0
 
     def run(self) -> None:
         while not self.ended.is_set():
-            self._front_end.get(self._random.choice(KEYS), self._random.choice([0.0, HELD_UP_S]))
+            self.front_end.get(self._random.choice(KEYS), self._random.choice([0.0, HELD_UP_S]))
             self.reads += 1
 
 
@@ -101,6 +101,7 @@ def front_end(node: Server, memcached: Server):
 
 
 def cache_of(memcached: Server) -> tuple[str, str]:
+    """Tell the program which cache."""
     return "--cache", f"{memcached.host}:{memcached.port}"
 
 
@@ -154,7 +155,7 @@ def test_nothing_stale_stays_while_all_read_and_write(
         for reader in readers:
             reader.ended.set()
             reader.join()
-            cast("FrontEnd", reader._front_end).close()
+            reader.front_end.close()
         program.wait_for("the last")  # keys of other vbuckets may still be on their way
         program.wait_until(
             lambda: all(front_end.cached(key) in (None, front_end.stored(key)) for key in KEYS), "a stale item stayed"

@@ -65,9 +65,9 @@ def test_a_killed_copier_goes_on(start: Callable[[], Server], tmp_path: Path):
     addresses = [f"{server.host}:{server.port}" for server in (one, two)]
     with KvConnection(one.host, one.port) as items:
         items.set(b"first", b"1")
-        program = Program(tmp_path, "replicate", *addresses)
-        program.wait_for("caught up")
-        program.kill()
+        with Program(tmp_path, "replicate", *addresses) as program:
+            program.wait_for("caught up")
+            program.kill()
         items.set(b"second", b"2")
         items.delete(b"first")
     code, lines = run_to_end(tmp_path, "replicate", *addresses, "--once")
