@@ -6,8 +6,8 @@ revisions. Where the copy stands is known at the copy, so the program can be end
     headrace node & headrace node --port 11310 &
     python examples/replicate.py
 
-Then write to the first (`headrace set user::1 Ann`) and read what the second has:
-`headrace tail --connect couchbase://127.0.0.1:11310 --from start`. Ctrl-C ends it.
+Then write to the first, as by `headrace set user::1 Ann`. Ctrl-C ends it, and tells how much was carried. Clients are
+served by the first alone; if that is gone for good, `headrace failover` makes the copy serve.
 """
 
 import sys
