@@ -153,12 +153,28 @@ def test_what_was_lost_while_the_program_was_away_is_undone(
     with KvConnection(node.host, node.port) as items, Program(tmp_path, "index_documents", *arguments) as program:
         items.request(StopPersistence())
         items.set(b"note::1", note("flood"))
-        program.wait_until(lambda: search.find("flood") == {"note::1"}, "a change is not found")
+        items.set(b"note::2", note("flood"))
+        program.wait_until(lambda: search.find("flood") == {"note::1", "note::2"}, "changes are not found")
     node.kill()
     node.start()
     with Program(tmp_path, "index_documents", *arguments) as program:
         program.wait_until(lambda: search.find("river") == {"note::1"}, "what was replaced is not back")
-        assert search.find("flood") == set()
+        program.wait_until(lambda: search.everything() == {"note::1"}, "what was lost is found")
+
+
+def test_a_run_goes_on_where_the_index_is(node: Server, searchd: Server, search: Search, tmp_path: Path):
+    """Another run writes what has changed meanwhile, and not what it has."""
+    arguments = (source_of(node, "couchbase"), *index_of(searchd))
+    with KvConnection(node.host, node.port) as items:
+        for number in range(50):
+            items.set(b"note::%d" % number, note("river"))
+        with Program(tmp_path, "index_documents", *arguments) as program:
+            program.wait_until(lambda: len(search.find("river")) == 50, "what was there is not found")
+        items.set(b"note::1", note("mill"))
+        with Program(tmp_path, "index_documents", *arguments) as program:
+            program.wait_until(lambda: search.find("mill") == {"note::1"}, "a change is not found")
+            program.wait_for("wrote ")
+        assert [line for line in program.lines if "wrote" in line] == ["wrote 1 documents"]
 
 
 @pytest.mark.parametrize("flush", ["2", "0"])
