@@ -179,7 +179,7 @@ def test_cut_at_random_places(nodes: tuple[Node, Node], dialect: Dialect):
         replicating(source, target, dialect=dialect, tell=lambda event, _: told.append(event)),
     ):
         for turn in range(6):
-            chaos.cut(after_bytes=rng.randrange(1, 4000), mid_message=rng.random() < 0.5, again=True)
+            chaos.cut(after_bytes=rng.randrange(1, 4000), again=True)
             fill(node, 20 * turn, 20 * turn + 40)
             if turn == 3:
                 node.request(Flush())
@@ -200,8 +200,7 @@ def test_a_large_snapshot(nodes: tuple[Node, Node]):
     with source.connect() as node:
         for number in range(300):
             node.set(b"large%d" % number, b"v" * 100_000)
-    chaos = Chaos(nodes[0])
-    chaos.cut(after_bytes=20_000_000)
+    Chaos(nodes[0]).cut(after_bytes=20_000_000, again=True)
     copy_once(source, target, dialect=Dialect.UPR_DRAFT)
     assert check_equal(source, target) == {"mutation"}
 
@@ -276,7 +275,7 @@ def test_the_dialect_is_chosen_before_the_first_stream(nodes: tuple[Node, Node])
     with Vbuckets(source) as vbuckets:
         vbuckets.set_state(2, State.REPLICA)
     with Line.to_consumer(source, "choice") as line:
-        for value, status in ((b"tap", Status.INVALID), (b"dcp", 0), (b"upr-draft", 0), (b"upr-draft", 0)):
+        for value, status in ((b"tap", Status.INVALID), (b"dcp", 0), (b"upr", 0), (b"upr-draft", 0)):
             line.send(encode(Control(key=b"dialect", value=value)))
             answer = decode(line.next_frame())
             assert (getattr(answer, "status", None)) == status, value
