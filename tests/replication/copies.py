@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from headrace.ids import VBucketId, VbUuid
 from headrace.node.bucket import Bucket, new_vbuuid
@@ -11,6 +11,8 @@ from headrace.node.limits import NodeLimits
 from headrace.store import StoreError, VBucketRecord
 from headrace.wire import Dialect, Message, decode
 from headrace.wire.limits import HEADER_BYTES
+
+C = TypeVar("C", bound=Consumer)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -117,9 +119,9 @@ class FakeLine:
             data = data[end:]
         return frames
 
-    def said(self) -> list[Message]:
+    def said(self, dialect: Dialect = Dialect.DCP) -> list[Message]:
         """The same as messages."""
-        return [decode(frame) for frame in self.take()]
+        return [decode(frame, dialect) for frame in self.take()]
 
 
 class World:
@@ -134,10 +136,10 @@ class World:
         self.flusher.flush()
         self.now = 0.0
 
-    def consumer(self, name: str = "replication") -> tuple[Consumer, FakeLine]:
+    def consumer(self, name: str = "replication", kind: type[C] = Consumer) -> tuple[C, FakeLine]:  # type: ignore[assignment]
         """A consumer that was just opened."""
         line = FakeLine()
-        return Consumer(cast("OpenBucket", self), line, name, self.now), line
+        return kind(cast("OpenBucket", self), line, name, self.now), line
 
     def vb(self, vb_id: int) -> VBucket:
         return self.bucket.vbucket(vb_id)
