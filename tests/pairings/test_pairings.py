@@ -21,7 +21,7 @@ from headrace.pipelines.failover import promote
 from headrace.pipelines.replicate import Replication
 from headrace.pipelines.servers import Vbuckets
 from headrace.pipelines.tap_replicate import TapReplication
-from headrace.testing import ChaosError, LiveNode
+from headrace.testing import LiveNode
 from headrace.wire import Dialect
 from headrace.wire.catalogue import Flush
 from tests.pairings.cutting import Cutter
@@ -84,7 +84,7 @@ class Writer:
         after, middle = self._random.randrange(1, 4000), self._random.random() < 0.5
         try:
             self._node.chaos.cut(after_bytes=after, mid_message=middle)
-        except ChaosError:  # nobody is connected just now
+        except NotFoundError:  # nobody is connected just now
             return
 
 

@@ -12,7 +12,7 @@ from headrace.history import State
 from headrace.ids import VBucketId
 from headrace.node import Node, NodeLimits
 from headrace.node.users import Role, User, Users
-from headrace.wire import Dialect, encode
+from headrace.wire import Dialect, decode, encode
 from headrace.wire.catalogue import (
     Delete,
     ErrorReply,
@@ -26,6 +26,7 @@ from headrace.wire.catalogue import (
     StopPersistence,
     TapCheckpointEnd,
     TapCheckpointStart,
+    TapDelete,
     TapMutation,
     VBucketStateReply,
 )
@@ -107,6 +108,23 @@ def test_a_deletion_leaves_a_tombstone(node: Node, sender: Sender):
         assert record is not None
         assert (record.live, record.value, record.cas, record.rev_seqno, record.seqno) == (False, b"", cas, rev, seqno)
     assert sender.status(Get(key=b"k")) == Status.KEY_NOT_FOUND
+
+
+def test_a_deletion_that_has_a_value(node: Node, sender: Sender):
+    """4.1.2 sends, now and then, a deletion with the value that was there; it is one all the same."""
+    sent = bytes.fromhex(
+        "804200060800000300000020000002cc18e8a96a1b340000"
+        "00080001ff0000000000000000000060"
+        "6b65793730377b226e223a203730377d"
+    )
+    message = decode(sent, Dialect.TAP)
+    assert isinstance(message, TapDelete)
+    assert (message.key, message.value, message.rev_seqno) == (b"key707", b'{"n": 707}', 0x60)
+    sender.socket.sendall(sent)
+    assert sender.receive().status == 0
+    record = found(node, b"key707", 3)
+    assert record is not None
+    assert (record.live, record.value, record.rev_seqno) == (False, b"", 0x60)
 
 
 def test_what_is_there_changes_nothing(node: Node, sender: Sender):

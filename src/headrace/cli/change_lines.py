@@ -21,7 +21,9 @@ def text_line(found: "Change | RolledBack") -> bytes:
     when = f"{found.changed_at.astimezone():%H:%M:%S.%f}" if found.changed_at is not None else ""
     key = _shown(found.key) if found.key is not None else ""
     value = _shown(found.value, VALUE_CHARACTERS_MAX) if found.value else ""
-    at = f"vb {found.vbucket:<4} seqno {found.seqno:<8}"
+    # What came by TAP has no seqno; the revision is what it has to tell versions apart.
+    numbered = f"seqno {found.seqno:<8}" if found.seqno else f"rev {found.rev or '':<10}"
+    at = f"vb {found.vbucket:<4} {numbered}"
     return f"{when:15} {found.event:12} {at} {key}  {value}".rstrip().encode() + b"\n"
 
 
@@ -40,6 +42,8 @@ def json_line(found: "Change | RolledBack") -> bytes:
         }
         return json.dumps(told).encode() + b"\n"
     fields: dict[str, Any] = found._asdict()
+    if not found.seqno:  # it came by TAP
+        del fields["vbuuid"], fields["seqno"]
     for name in ("key", "value"):
         given = fields.pop(name)
         if given is not None:

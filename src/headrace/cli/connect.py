@@ -23,7 +23,7 @@ from headrace.errors import HeadraceError
 if TYPE_CHECKING:
     import ssl
 
-    from headrace.client import Address, KvConnection
+    from headrace.client import Address, ChangeOptions, KvConnection
 
 EXIT_REFUSED = 1
 """The exit code for what the server does not have, or does not do."""
@@ -59,6 +59,21 @@ TlsCaOption = Annotated[
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0.001, help="How long to wait for a silent server.")
 ]
+
+
+_TAP = {"tap://": "couchbase://", "taps://": "couchbases://"}
+
+
+def tap_connection(address: str) -> str | None:
+    """Read `tap://host:port`, or `taps://` for TLS, as a connection string; None for what is no address of TAP.
+
+    >>> tap_connection("tap://old-host:11210")
+    'couchbase://old-host:11210'
+    """
+    for scheme, plain in _TAP.items():
+        if address.startswith(scheme):
+            return plain + address.removeprefix(scheme)
+    return None
 
 
 class CommandError(HeadraceError):
@@ -108,6 +123,23 @@ class Target:
             bucket=self.bucket,
             tls=tls,
             timeout_s=self.timeout_s,
+        )
+
+    def change_options(self, connection: str, **more: Any) -> "ChangeOptions":
+        """What readers of changes take, for a connection string; keys need not be text."""
+        from headrace.client import ChangeOptions  # noqa: PLC0415 - see the top of the file
+
+        if self.tls_ca is not None and not connection.startswith("couchbases://"):
+            raise CommandError("--tls-ca needs a couchbases:// address")
+        return ChangeOptions(
+            connection=connection,
+            bucket=self.bucket,
+            username=self.username,
+            password=self.password(),
+            tls_ca=None if self.tls_ca is None else str(self.tls_ca),
+            timeout_s=self.timeout_s,
+            keys="binary",
+            **more,
         )
 
     def password(self) -> str | None:

@@ -25,9 +25,11 @@ from headrace.cli.connect import (
     TimeoutOption,
     TlsCaOption,
     UsernameOption,
+    tap_connection,
 )
 
 if TYPE_CHECKING:
+    from headrace.client import ChangeOptions
     from headrace.pipelines.servers import Server
 
 EXIT_NOT_DONE = 75
@@ -35,6 +37,7 @@ EXIT_NOT_DONE = 75
 
 VBUCKETS_MAX = 1024
 
+_WITH_TLS = ("couchbases://", "taps://")
 _ADDRESS = "couchbase://host:port, couchbases://host:port for TLS, or host:port"
 FromOption = Annotated[
     str, typer.Option("--from", metavar="ADDRESS", help=f"The server that has the changes: {_ADDRESS}.")
@@ -77,16 +80,24 @@ class Pair:
 
     def source(self) -> "Server":
         """The server that has the changes."""
-        return server_of(
-            Target(
-                connect=self.from_,
-                bucket=self.bucket,
-                username=self.username,
-                password_env=self.password_env,
-                password_file=self.password_file,
-                tls_ca=self.tls_ca if self._needs_ca(self.from_) else None,
-                timeout_s=self.timeout_s,
-            )
+        return server_of(self._source())
+
+    def tap_source(self, vbuckets: list[int] | None = None) -> "ChangeOptions | None":
+        """How the server is reached that has the changes, if that is by TAP, and which of its vbuckets are wanted."""
+        connection = tap_connection(self.from_)
+        if connection is None:
+            return None
+        return self._source().change_options(connection, vbuckets=None if vbuckets is None else tuple(vbuckets))
+
+    def _source(self) -> Target:
+        return Target(
+            connect=self.from_,
+            bucket=self.bucket,
+            username=self.username,
+            password_env=self.password_env,
+            password_file=self.password_file,
+            tls_ca=self.tls_ca if self._needs_ca(self.from_) else None,
+            timeout_s=self.timeout_s,
         )
 
     def target(self) -> "Server":
@@ -106,9 +117,7 @@ class Pair:
 
     def _needs_ca(self, address: str) -> bool:
         """Certificates that are given for both go to the one that has TLS; with none of both it is a mistake."""
-        return address.startswith("couchbases://") or not any(
-            each.startswith("couchbases://") for each in (self.from_, self.to)
-        )
+        return address.startswith(_WITH_TLS) or not any(each.startswith(_WITH_TLS) for each in (self.from_, self.to))
 
 
 def server_of(target: Target) -> "Server":

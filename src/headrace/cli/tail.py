@@ -6,26 +6,26 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headrace.cli.connect import CommandError, Target, connected, exits, put
+from headrace.cli.connect import CommandError, Target, connected, exits, put, tap_connection
 from headrace.cli.explain import EXIT_FINE, EXIT_INTERRUPTED
 from headrace.cli.items import FormatOption, epilog
 from headrace.cli.output import OutputFormat, say
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.client import Change, ChangeReader, Positions
+    from headrace.client import Change, ChangeReader, TapReader
 
 EXIT_TERMINATED = 143
 """The exit code after SIGTERM, as shells give it."""
 
-EVENTS = ("mutation", "deletion", "expiration", "system", "rollback", "seqno_advanced")
+EVENTS = ("mutation", "deletion", "expiration", "flush", "system", "rollback", "seqno_advanced")
 NOW, START = "now", "start"
 
 EXAMPLES = (
@@ -38,6 +38,7 @@ EXAMPLES = (
 EPILOG = (
     epilog(EXAMPLES)
     + "\n  headrace tail --connect couchbases://db1.example.com,db2.example.com --bucket orders --username ann"
+    + "\n  headrace tail tap://old.example.com:11210"
 )
 
 WAIT_S = 0.25
@@ -72,6 +73,14 @@ class _Wanted:
 @connected
 def tail(  # noqa: PLR0913 - each option is a parameter
     *,
+    address: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ADDRESS]",
+            help="The server, in place of --connect; tap://host:port reads an old one by TAP.",
+            show_default=False,
+        ),
+    ] = None,
     target: Target,
     start: Annotated[
         str | None,
@@ -121,6 +130,10 @@ def tail(  # noqa: PLR0913 - each option is a parameter
     Connections that break are made again, and nothing is printed twice because of it. The file of --save is written
     every few seconds and at the end, after what it speaks of was printed.
 
+    A server that is older than DCP is read by TAP, with tap://host:port, or taps:// for TLS. TAP has no seqnos and no
+    positions: after a connection broke, all is printed again with --from start; from now on, changes may be missing,
+    and that is said.
+
     The exit code is 0 at the end of --until-now or --limit, 1 when the server refuses, 2 for a wrong option or file, 69
     when no server answers, 130 after Ctrl-C and 143 after SIGTERM.
     """
@@ -130,29 +143,45 @@ def tail(  # noqa: PLR0913 - each option is a parameter
         )
         asked: dict[str, Any] = {"no_value": no_value, "xattrs": xattrs, "vbuckets": _numbers(vbuckets)}
         asked["collections"] = () if collection == ["*"] else tuple(collection) if collection else None
-        reader = _reader(target, start, save, until_now=until_now, asked=asked)
+        target = _addressed(target, address)
+        tap = tap_connection(target.connect)
+        reader: ChangeReader | TapReader
+        if tap is None:
+            reader = _reader(target, start, save, until_now=until_now, asked=asked)
+        else:
+            reader = _tap_reader(target, tap, start, save, until_now=until_now, asked=asked)
         code = _Tail(reader, wanted, limit, save, output).run()
     raise typer.Exit(code)
+
+
+def _addressed(target: Target, address: str | None) -> Target:
+    """Take the address from where it was given: it may stand alone."""
+    if address is None:
+        return target
+    if target.connect not in {Target().connect, address}:
+        raise CommandError("give the server once: as the address or as --connect")
+    return replace(target, connect=address)
+
+
+def _tap_reader(
+    target: Target, connection: str, start: str | None, save: Path | None, *, until_now: bool, asked: dict[str, Any]
+) -> "TapReader":
+    from headrace.client import TapReader  # noqa: PLC0415 - explain needs none of it
+
+    if save is not None or start not in {None, NOW, START}:
+        raise CommandError("TAP has no positions: --save and --from FILE are for servers that are read by DCP")
+    if asked["xattrs"] or asked["collections"] is not None:
+        raise CommandError("TAP knows no collections and no extended attributes: leave --collection and --xattrs out")
+    options = target.change_options(connection, name="headrace-tail", **asked)
+    return TapReader(options, start="beginning" if start == START else NOW, until=NOW if until_now else None)
 
 
 def _reader(
     target: Target, start: str | None, save: Path | None, *, until_now: bool, asked: dict[str, Any]
 ) -> "ChangeReader":
-    from headrace.client import ChangeOptions, ChangeReader, Positions  # noqa: PLC0415 - explain needs none of it
+    from headrace.client import ChangeReader, Positions  # noqa: PLC0415 - explain needs none of it
 
-    if target.tls_ca is not None and not target.connect.startswith("couchbases://"):
-        raise CommandError("--tls-ca needs a couchbases:// address")
-    options = ChangeOptions(
-        connection=target.connect,
-        bucket=target.bucket,
-        username=target.username,
-        password=target.password(),
-        tls_ca=None if target.tls_ca is None else str(target.tls_ca),
-        timeout_s=target.timeout_s,
-        name="headrace-tail",
-        keys="binary",
-        **asked,
-    )
+    options = target.change_options(target.connect, name="headrace-tail", **asked)
     if start is None:
         start = str(save) if save is not None and save.exists() else NOW
     begin: str | Positions = "beginning" if start == START else NOW if start == NOW else Positions.load(start)
@@ -164,7 +193,7 @@ class _Tail:
 
     def __init__(
         self,
-        reader: "ChangeReader",
+        reader: "ChangeReader | TapReader",
         wanted: _Wanted,
         limit: int | None,
         save: Path | None,
@@ -189,8 +218,7 @@ class _Tail:
     def run(self) -> int:
         """Print until there is an end to it; give the exit code."""
         code = EXIT_FINE
-        if self._save is not None:
-            self._reader.positions.check_path(self._save)
+        self._check_save()
         with self._reader as reader, _signals() as signals:
             try:
                 while not reader.is_done:
@@ -212,11 +240,11 @@ class _Tail:
                 # What was taken and not printed must be shown again: only the reader's own errors leave nothing so.
                 if not self._torn and (failed is None or issubclass(failed, HeadraceError)):
                     self._write()
-                    self._keep(reader.positions)
+                    self._keep()
         return code
 
     def _take(self, found: Any) -> None:
-        from headrace.client import Change, RolledBack, StreamEnded  # noqa: PLC0415 - explain needs none of it
+        from headrace.client import Change, RolledBack, StreamEnded, TapInterrupted  # noqa: PLC0415 - as above
 
         if isinstance(found, Change):
             if not self._wanted.shows(found):
@@ -228,6 +256,12 @@ class _Tail:
             if isinstance(found, StreamEnded) and not found.finished:
                 self._status.clear()
                 say(f"headrace tail: {found.host}: vbucket {found.vbucket}: the stream ended ({found.reason})")
+            elif isinstance(found, TapInterrupted):
+                self._status.clear()
+                follows = (
+                    ": changes may be missing here" if found.misses else ": all comes again" if found.repeats else ""
+                )
+                say(f"headrace tail: {found.reason}{follows}")
             return
         self._shown += 1
         line = self._line(found)
@@ -247,15 +281,26 @@ class _Tail:
         if self._save is not None and now >= self._saved_at + SAVE_S:
             self._saved_at = now
             self._write()
-            self._keep(self._reader.positions)
+            self._keep()
         if now >= self._told_at + RATE_S:
             rate = (self._shown - self._told) / (now - self._told_at)
             self._told_at, self._told = now, self._shown
             self._status.show(f"{self._shown} changes, {rate:.0f}/s")
 
-    def _keep(self, positions: "Positions") -> None:
+    def _check_save(self) -> None:
+        from headrace.client import ChangeReader  # noqa: PLC0415 - explain needs none of it
+
+        if self._save is not None and isinstance(self._reader, ChangeReader):
+            self._reader.positions.check_path(self._save)
+
+    def _keep(self) -> None:
+        from headrace.client import ChangeReader  # noqa: PLC0415 - explain needs none of it
+
+        if self._save is None or not isinstance(self._reader, ChangeReader):
+            return
         # Without a vbucket, no server told yet what there is: such a file would mean the beginning, not now.
-        if self._save is not None and positions.vbuckets:
+        positions = self._reader.positions
+        if positions.vbuckets:
             positions.save(self._save)
 
 

@@ -98,14 +98,30 @@ class Watcher(Protocol):
         ...
 
 
-class _Way:
-    """One direction."""
+class End(Protocol):
+    """One side of a relay: it gives and takes bytes, and never blocks."""
 
-    __slots__ = ("_look", "_passed", "_queue", "_rest", "_wanted_bytes", "items", "total_bytes", "waiting_bytes")
+    def fileno(self) -> int:
+        """What to poll."""
+        ...
+
+    def read(self) -> bytes:
+        """What is there; empty for nothing now."""
+        ...
+
+    def write(self, data: memoryview) -> int:
+        """Send as much as goes now, and give how much."""
+        ...
+
+
+class Way:
+    """One direction. `items` are the opcodes of messages that are counted, and not looked at."""
+
+    __slots__ = ("_items", "_look", "_queue", "_rest", "_wanted_bytes", "items", "total_bytes", "waiting_bytes")
 
     def __init__(self, look: Callable[[bytes, int, int], bool], items: frozenset[int]) -> None:
         self._look = look
-        self._passed = items
+        self._items = items
         self._rest = bytearray()
         self._wanted_bytes = HEADER_BYTES
         self._queue: deque[memoryview] = deque()
@@ -115,6 +131,7 @@ class _Way:
 
     @property
     def is_full(self) -> bool:
+        """Whether no more is to be taken in."""
         return self.waiting_bytes >= WAITING_BYTES_MAX
 
     def put(self, frames: bytes) -> None:
@@ -134,7 +151,7 @@ class _Way:
 
     def _cut(self, data: bytes) -> None:
         at = begun = 0
-        end, items, length_of, passed = len(data), 0, _LENGTH.unpack_from, self._passed
+        end, items, length_of, counted = len(data), 0, _LENGTH.unpack_from, self._items
         self._wanted_bytes = HEADER_BYTES
         while end - at >= HEADER_BYTES:
             (body,) = length_of(data, at + 8)
@@ -144,7 +161,7 @@ class _Way:
                     raise ServerAnswerError(f"a message of {body} bytes: this is no stream connection")
                 self._wanted_bytes = HEADER_BYTES + body
                 break
-            if data[at + 1] in passed and data[at] != _RESPONSE:
+            if data[at + 1] in counted and data[at] != _RESPONSE:
                 items += 1
             elif not self._look(data, at, stop):
                 self._push(memoryview(data)[begun:at])
@@ -159,7 +176,7 @@ class _Way:
             self._queue.append(block)
             self.waiting_bytes += len(block)
 
-    def give(self, line: Line) -> bool:
+    def give(self, line: End) -> bool:
         """Send what goes; tell if something did."""
         sent_any = False
         while self._queue:
@@ -175,6 +192,24 @@ class _Way:
         return sent_any
 
 
+def register(ready: select.poll, line: End, *, reading: bool, writing: bool) -> None:
+    """Have a side polled for what can be done there."""
+    # With TLS, to read may mean to write: what is wanted then is not known here, and the next step tries all.
+    wanted = (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0)
+    if wanted:  # else a side that hung up would be told of for ever
+        ready.register(line.fileno(), wanted)
+
+
+def read(line: End, way: Way) -> bool:
+    """Take in what has come from a side, as far as there is room for it; tell if something did."""
+    for reads in range(READS_MAX):
+        data = b"" if way.is_full else line.read()
+        if not data:
+            return reads > 0
+        way.take(data)
+    return True
+
+
 class Relay:
     """Joins a line to a producer and one to a consumer, which speak UPR or DCP to each other."""
 
@@ -185,8 +220,8 @@ class Relay:
         self._producer = producer
         self._consumer = consumer
         self._watcher = watcher
-        self._down = _Way(self._look_down, self.passed)
-        self._up = _Way(self._look_up, frozenset())
+        self._down = Way(self._look_down, self.passed)
+        self._up = Way(self._look_up, frozenset())
 
     @property
     def items(self) -> int:
@@ -215,34 +250,18 @@ class Relay:
         if self._move():
             return True
         ready = select.poll()
-        self._register(ready, self._producer, reading=not self._down.is_full, writing=self._up.waiting_bytes > 0)
-        self._register(ready, self._consumer, reading=not self._up.is_full, writing=self._down.waiting_bytes > 0)
+        register(ready, self._producer, reading=not self._down.is_full, writing=self._up.waiting_bytes > 0)
+        register(ready, self._consumer, reading=not self._up.is_full, writing=self._down.waiting_bytes > 0)
         if ready.poll(max(0, int(timeout_s * 1000))):
             return self._move()
         return False
 
-    @staticmethod
-    def _register(ready: select.poll, line: Line, *, reading: bool, writing: bool) -> None:
-        # With TLS, to read may mean to write: what is wanted then is not known here, and the next step tries all.
-        wanted = (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0)
-        if wanted:  # else a side that hung up would be told of for ever
-            ready.register(line.fileno(), wanted)
-
     def _move(self) -> bool:
-        moved = self._read(self._producer, self._down)
+        moved = read(self._producer, self._down)
         moved |= self._down.give(self._consumer)
-        moved |= self._read(self._consumer, self._up)
+        moved |= read(self._consumer, self._up)
         moved |= self._up.give(self._producer)
         return moved
-
-    @staticmethod
-    def _read(line: Line, way: _Way) -> bool:
-        for reads in range(READS_MAX):
-            data = b"" if way.is_full else line.read()
-            if not data:
-                return reads > 0
-            way.take(data)
-        return True
 
     # -- what is looked at
 
@@ -286,4 +305,4 @@ class Relay:
         return True
 
 
-__all__ = ["WAITING_BYTES_MAX", "Relay", "Watcher"]
+__all__ = ["WAITING_BYTES_MAX", "End", "Relay", "Watcher", "Way", "read", "register"]

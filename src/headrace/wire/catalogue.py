@@ -993,9 +993,9 @@ class TapMutation(TapRequest):
 
 @message(
     "tap.md:633; capture 08c_tap_dump",
-    layout(TAP, _TAP_HEAD, key="key", name="plain"),
-    layout(TAP, _TAP_HEAD, engine="rev_seqno", key="key", name="revision"),
-    layout(TAP, _TAP_HEAD, engine="engine", key="key", name="other engine"),
+    layout(TAP, _TAP_HEAD, key="key", value="value", name="plain"),
+    layout(TAP, _TAP_HEAD, engine="rev_seqno", key="key", value="value", name="revision"),
+    layout(TAP, _TAP_HEAD, engine="engine", key="key", value="value", name="other engine"),
     opcode=0x42,
     dialects=TAP,
     direction=PRODUCER,
@@ -1008,6 +1008,7 @@ class TapDelete(TapRequest):
     rev_seqno: int | None = u64("rev seqno", "how often it was changed", section=Section.ENGINE, default=None)
     engine: bytes | None = octets(Section.ENGINE, "Engine data", "bytes of an engine unknown here", default=None)
     key: bytes = key("the item's key")
+    value: bytes = value("nothing; 4.1.2 leaves one behind now and then", default=b"")
 
 
 @message(
