@@ -20,17 +20,17 @@ LOOK_S = 0.05
 class Cutter:
     """Listens on a port of its own and passes bytes to a server, both ways; a context manager that ends it.
 
-    Each of the first connections is cut after a number of bytes that a seed decides, counted from the server, in the
-    middle of whatever goes by.
+    Once told to, it cuts the connections that there are and the next ones, each after a number of bytes that a seed
+    decides, in the middle of whatever goes by.
     """
 
-    def __init__(self, port: int, *, seed: int, cuts: int, bytes_max: int) -> None:
+    def __init__(self, port: int, *, seed: int, bytes_max: int) -> None:
         self._port = port
         self._random = random.Random(seed)
         self._bytes_max = bytes_max
-        self.left = cuts
-        """How many connections are still to be cut."""
+        self._left = 0
         self.cuts = 0
+        """How many connections were cut."""
         self._ended = threading.Event()
         self._listener = socket.create_server((HOST, 0))
         self._listener.settimeout(LOOK_S)
@@ -46,6 +46,10 @@ class Cutter:
         for thread in self._threads:
             thread.join()
         self._listener.close()
+
+    def cut(self, connections: int) -> None:
+        """Cut so many connections from now on."""
+        self._left = connections
 
     def _start(self, work: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=work, args=arguments, daemon=True)
@@ -66,20 +70,19 @@ class Cutter:
             self._start(self._pass, client, server)
 
     def _pass(self, client: socket.socket, server: socket.socket) -> None:
-        budget = self._random.randrange(64, self._bytes_max) if self.left > 0 else None
+        budget = self._random.randrange(64, self._bytes_max)
         with client, server, selectors.DefaultSelector() as ready, contextlib.suppress(OSError):
             ready.register(client, selectors.EVENT_READ, server)
             ready.register(server, selectors.EVENT_READ, client)
             while not self._ended.is_set():
                 for key, _ in ready.select(LOOK_S):
-                    source = key.fileobj
-                    assert isinstance(source, socket.socket)
-                    data = source.recv(PIECE_BYTES)
-                    if budget is not None and source is server:
+                    assert isinstance(key.fileobj, socket.socket)
+                    data = key.fileobj.recv(PIECE_BYTES)
+                    if self._left > 0:
                         data, budget = data[:budget], budget - len(data)
                     key.data.sendall(data)
-                    if budget is not None and budget <= 0:
-                        self.left -= 1
+                    if budget <= 0 and self._left > 0:
+                        self._left -= 1
                         self.cuts += 1
                         return
                     if not data:
