@@ -2,7 +2,8 @@
 
 A bucket is named by an address. `couchbase://host:port` is followed by DCP: streams that break are resumed without a
 gap. `tap://host:port` is for servers, and habits, that are older: TAP has no positions, so what was missed while a
-connection was broken is missed for good.
+connection was broken is missed for good. A program that must not miss anything ends then, and begins anew when it is
+started again.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from headrace.client import Address, ChangeOptions, ChangeReader, StreamStarted
+from headrace.client import Address, Change, ChangeOptions, ChangeReader, StreamStarted
 from headrace.errors import HeadraceError
 from headrace.pipelines.servers import Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from headrace.client import Change, Positions
+    from headrace.client import Positions
 
 TAP = "tap://"
 BUCKET = "couchbase://127.0.0.1:11210"
@@ -69,6 +70,10 @@ def server_of(address: str, args: argparse.Namespace) -> Server:
     )
 
 
+class MissedError(HeadraceError):
+    """A TAP connection broke, and nobody will tell what changed meanwhile."""
+
+
 class Changes:
     """The changes of a bucket, and what happens to their streams; it says when all of them run."""
 
@@ -81,6 +86,7 @@ class Changes:
             username=args.username,
             password=password_of(args),
             keys="binary",
+            give_up_s=0.0 if self.by_tap else 60.0,
             **options,
         )
         # The module is asked for its reader of TAP only by those who need one.
@@ -111,6 +117,11 @@ class Changes:
             self._is_told = True
             print(f"following {self.address}", flush=True)
         return found
+
+    def check(self, found: Any) -> None:
+        """Raise where changes were missed: TAP tells of nothing else but changes and broken connections."""
+        if self.by_tap and found is not None and not isinstance(found, Change):
+            raise MissedError(f"{self.address}: the connection broke, and changes may be missed: start it again")
 
     def _all_run(self) -> bool:
         return 0 < len(self.positions.vbuckets) <= len(self._started)

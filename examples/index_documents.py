@@ -69,6 +69,7 @@ def take_group(index: SphinxIndex, changes: Changes) -> None:
     vbuckets = set()
     while len(group) < GROUP_MAX:
         found = changes.next(0.0 if group else WAIT_S)
+        changes.check(found)
         if isinstance(found, Change) and (key := key_of(found)):
             group[key] = None if found.event in GONE else document_of(found)
             vbuckets.add(found.vbucket)

@@ -11,7 +11,8 @@ To store the change would put the old over the new, and the cache would be wrong
 right in any order and any number of times; too many deletions cost a miss. And what nobody asks for stays out.
 
 **Begin, then empty.** What changed before the streams ran is not told, so the cache is emptied when they do, not
-before. The same holds for a stream that was rolled back, or by TAP was cut: what the cache took then is in doubt.
+before. The same holds for a stream that was rolled back: what the cache took before is in doubt. By TAP, a connection
+that breaks ends the program, and the next start empties the cache.
 
 **What a front end has to do.** It reads the bucket, is held up, the value changes, the key is deleted from the cache,
 and only then the front end stores what it read: stale, and nobody will tell. So it first reserves the key, by `add` of
@@ -44,6 +45,7 @@ def invalidate(args: Namespace, cache: Address) -> None:
         in_doubt = True
         while True:
             found = changes.next(WAIT_S)
+            changes.check(found)
             if isinstance(found, SnapshotMarked):
                 continue
             if found is not None and not (isinstance(found, Change) and key_of(found)):

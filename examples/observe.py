@@ -46,6 +46,8 @@ def observe(args: Namespace) -> None:
                         print(line_of(found))
                 elif isinstance(found, RolledBack):
                     print(f"rollback   vbucket {found.vbucket}: what came after seqno {found.whole} is gone")
+                elif changes.by_tap and found is not None:
+                    print("interrupted: by TAP, what changed until the connection was there again is missed")
                 if time.monotonic() >= told_at + EVERY_S:
                     told_at = time.monotonic()
                     tell("last second", lately)

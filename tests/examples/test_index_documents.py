@@ -77,8 +77,9 @@ def test_searches_find_what_is_there_and_nothing_else(
             program.wait_until(lambda: search.find("river") == {"note::3"}, "changes are not found")
             assert search.find("pond") == {"note::1"}
             assert search.find("text") == set()
-            items.set(b"note::4", note("pond"), expiry=1)
+            items.set(b"note::4", note("pond"))
             program.wait_until(lambda: search.find("pond") == {"note::1", "note::4"}, "a new document is not found")
+            items.set(b"note::4", note("pond"), expiry=1)
             program.wait_until(lambda: search.find("pond") == {"note::1"}, "an expired document is found")
             items.request(Flush())
             items.set(b"note::5", note("sluice"))

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import headrace.client
 from headrace.client import KvConnection
 from headrace.wire.catalogue import Flush
 from tests.examples.programs import Program, run_to_end, source_of
@@ -57,8 +58,11 @@ def test_expirations_and_a_flush_are_seen(node: Server, tmp_path: Path):
         assert not any(line.startswith("mutation") for line in program.lines)
 
 
-def test_without_a_server_there_is_one_sentence(tmp_path: Path):
+@pytest.mark.parametrize("scheme", ["couchbase", "tap"])
+def test_without_a_server_there_is_one_sentence(scheme: str, tmp_path: Path):
     """Where nothing listens, the program ends at once and says so."""
-    code, lines = run_to_end(tmp_path, "observe", "couchbase://127.0.0.1:9")
+    if scheme == "tap" and not hasattr(headrace.client, "TapReader"):
+        pytest.skip("this headrace has no reader of TAP")
+    code, lines = run_to_end(tmp_path, "observe", f"{scheme}://127.0.0.1:9")
     assert code == 1
     assert lines == ["observe.py: 127.0.0.1:9: cannot connect: Connection refused"]

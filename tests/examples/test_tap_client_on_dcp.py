@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import re
 import socket
-import subprocess
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,14 +12,17 @@ from headrace.ids import Opaque
 from headrace.wire import NEED_DATA, Dialect, FrameReader, decode, encode
 from headrace.wire.catalogue import TapAck, TapConnect, TapDelete, TapMutation, TapRequest
 from headrace.wire.codes import TapConnectFlag, TapFlag
-from tests.examples.programs import WAIT_S, Program, source_of
+from tests.examples.programs import ROOT, WAIT_S, Program, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    import pytest
+
     from tests.processes import Server
 
+GUIDE = ROOT / "docs" / "guides" / "keep-a-tap-client-alive.md"
 SPYMEMCACHED = TapConnectFlag.SUPPORT_ACK | TapConnectFlag.FIX_BYTEORDER
 FUTURE = 2**64 - 1
 
@@ -110,18 +112,21 @@ def test_an_old_client_dumps_and_follows(start: Callable[[], Server], tmp_path: 
             assert follower.items[b"user::2"] == Seen(None)
 
 
-def test_tail_shows_what_an_old_client_gets(start: Callable[[], Server], tmp_path: Path):
-    """The command by which the guide checks the node prints every item of the cluster."""
+def test_the_program_of_the_guide_counts_every_item(
+    start: Callable[[], Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """The program by which the guide checks the node finds as many items as the cluster has."""
     cluster, node = start(), start()
-    address = source_of(node, "tap")
+    source_of(node, "tap")
     with KvConnection(cluster.host, cluster.port) as items:
         for number in range(20):
             items.set(b"user::%d" % number, b"Ann")
-    with Program(tmp_path, "replicate", *(f"{server.host}:{server.port}" for server in (cluster, node))) as program:
-        program.wait_for("caught up")
-        command = [sys.executable, "-m", "headrace", "tail", address, "--from", "start", "--until-now"]
-        done = subprocess.run(
-            [*command, "--event", "mutation"], capture_output=True, text=True, check=False, timeout=WAIT_S
-        )
-        assert done.returncode == 0, done.stderr
-        assert len(done.stdout.splitlines()) == 20, done.stdout
+        items.delete(b"user::3")
+    (program,) = re.findall(r"^```py\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    assert '("127.0.0.1", 11210)' in program
+    code = program.replace('("127.0.0.1", 11210)', repr((node.host, node.port)))
+    addresses = [f"{server.host}:{server.port}" for server in (cluster, node)]
+    with Program(tmp_path, "replicate", *addresses) as copier:
+        copier.wait_for("caught up")
+        exec(compile(code, str(GUIDE), "exec"), {"__name__": "__main__"})
+    assert capsys.readouterr().out == "19 items\n"
