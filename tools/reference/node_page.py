@@ -149,20 +149,26 @@ def _command_parts() -> list[str]:
             ),
         ),
         (
-            "The messages of streams (TAP, UPR, DCP), but for the failover log, are refused, too: this node has no "
-            "producer and no consumer yet. An unknown opcode is answered with 0x81. memcached's "
-            "ASCII protocol is not served: a connection that begins with a letter is closed."
+            "The opcodes of streams are those of DCP; the [UPR draft](../concepts/dialects.md) has others, and three "
+            "messages of its own. An unknown opcode is answered with 0x81. memcached's ASCII protocol is not served: a "
+            "connection that begins with a letter is closed."
         ),
     ]
 
 
 def _opcode(cls: type[Message]) -> int:
-    return cls.spec.opcodes[Dialect.DCP]
+    return cls.spec.opcodes[_spoken(cls.spec)]
+
+
+def _spoken(spec: Spec) -> Dialect:
+    """The dialect that a message is shown in: DCP, or the one that has it."""
+    return Dialect.DCP if Dialect.DCP in spec.opcodes else next(iter(spec.opcodes))
 
 
 def _opcode_link(spec: Spec) -> str:
-    there = f"../protocol/{page_of(spec, Dialect.DCP)}#{anchor(heading(spec, Dialect.DCP))}"
-    return link(f"0x{spec.opcodes[Dialect.DCP]:02x}", there)
+    spoken = _spoken(spec)
+    there = f"../protocol/{page_of(spec, spoken)}#{anchor(heading(spec, spoken))}"
+    return link(f"0x{spec.opcodes[spoken]:02x}", there)
 
 
 def _command_row(spec: Spec, handler: Handler) -> list[str]:

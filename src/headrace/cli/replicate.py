@@ -53,7 +53,11 @@ def replicate(
         bool, typer.Option("--force", help="Make replicas also of vbuckets that hold changes of the second server.")
     ] = False,
     dialect: Annotated[
-        Dialect, typer.Option("--dialect", help="What the two speak to each other; older than DCP, a node takes alone.")
+        Dialect,
+        typer.Option(
+            "--dialect",
+            help="What the two speak to each other; the older ones need a headrace node as the second server.",
+        ),
     ] = Dialect.DCP,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
