@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         ({"limits": NodeLimits(half_frame_s_max=-1.0)}, "half_frame_s_max is a number from 0 on"),
         ({"limits": NodeLimits(half_frame_s_max=float("nan"))}, "half_frame_s_max"),
         ({"sync": "always"}, "behind or every-write, not 'always'"),
+        ({"dialect": "tap"}, "dialect is one of auto, dcp, upr, upr-draft, not 'tap'"),
         ({"data": ""}, "data has no name"),
         ({"data": 7}, "data is a path, not 7"),
         ({"host": ""}, "not ''"),

@@ -17,6 +17,7 @@ from headrace.protocol.consumer import (
     NOOP_INTERVAL_S,
     NOOPS_MISSED_MAX,
     ROLLBACKS_MAX,
+    SEQNO_KEPT_MAX,
     STATUSES,
     TRANSITIONS,
     Accepted,
@@ -359,3 +360,19 @@ def test_a_silent_producer_is_gone():
     assert watch.deadline == gone_at
     assert not watch.is_gone(gone_at - 1)
     assert watch.is_gone(gone_at)
+
+
+def test_a_snapshot_that_ends_by_a_message():
+    """In the draft a snapshot is whole when its end comes, at the last seqno that came; an end of none is refused."""
+    stream = Stream(vbucket=VBucketId(1), opaque=Opaque(5))
+    assert stream.snapshot_ended() is Verdict.NO_STREAM, "it was not accepted"
+    stream.begin(Position(vbuuid=VbUuid(7), seqno=Seqno(3), snapshot=SnapshotRange(start=Seqno(3), end=Seqno(3))))
+    entries = (FailoverEntry(VbUuid(7), Seqno(0)),)
+    assert isinstance(stream.answered(FailoverLog(opcode=0x50, opaque=Opaque(5), entries=entries)), Accepted)
+    assert stream.snapshot_ended() is Verdict.INVALID
+    assert stream.marker(start=3, end=SEQNO_KEPT_MAX, flags=0) is Verdict.TAKE
+    assert [stream.item(seqno) for seqno in (5, 9)] == [Verdict.TAKE, Verdict.TAKE]
+    assert not stream.is_whole
+    assert stream.snapshot_ended() is Verdict.TAKE_LAST
+    assert (stream.snapshot_start, stream.snapshot_end, stream.is_whole) == (3, 9, True)
+    assert stream.item(10) is Verdict.DROP, "it is outside of every snapshot"

@@ -136,8 +136,12 @@ class World:
         self.flusher.flush()
         self.now = 0.0
 
-    def consumer(self, name: str = "replication", kind: type[C] = Consumer) -> tuple[C, FakeLine]:  # type: ignore[assignment]
+    def consumer(self, name: str = "replication") -> tuple[Consumer, FakeLine]:
         """A consumer that was just opened."""
+        return self.consumer_of(Consumer, name)
+
+    def consumer_of(self, kind: type[C], name: str = "replication") -> tuple[C, FakeLine]:
+        """The same, for one that asks in another dialect."""
         line = FakeLine()
         return kind(cast("OpenBucket", self), line, name, self.now), line
 

@@ -52,7 +52,8 @@ BEGIN, END = SnapshotStart(**OF_STREAM), SnapshotEnd(**OF_STREAM)
 
 def mutation(seqno: int, key: bytes = b"k", value: bytes = b"v", **fields: Any) -> Mutation:
     """An item of the stream."""
-    return Mutation(**({"by_seqno": Seqno(seqno), "rev_seqno": 1, "key": key, "value": value} | OF_STREAM | fields))
+    given: dict[str, Any] = {"by_seqno": Seqno(seqno), "rev_seqno": 1, "key": key, "value": value}
+    return Mutation(**(given | OF_STREAM | fields))
 
 
 def say(consumer: DraftConsumer, *messages: Message, by_block: bool = True) -> None:
@@ -74,7 +75,7 @@ OK = FailoverLog(opcode=0x50, opaque=STREAM)
 
 def asked(world: World, flags: int = 0) -> tuple[DraftConsumer, FakeLine, StreamRequest]:
     """A consumer that has asked for a stream, and its question."""
-    consumer, line = world.consumer(kind=DraftConsumer)
+    consumer, line = world.consumer_of(DraftConsumer)
     consumer.receive(AddStream(vbucket=VB, opaque=Opaque(99), flags=flags), 0.0)
     log, question = line.said(DRAFT)
     assert log == GetFailoverLog(vbucket=VB, opaque=STREAM)
@@ -250,7 +251,7 @@ def test_cut_in_a_large_snapshot():
     vb.is_spilled = True
     consumer.close()
     world.flusher.is_slow = True
-    again, line = world.consumer(kind=DraftConsumer)
+    again, line = world.consumer_of(DraftConsumer)
     again.receive(AddStream(vbucket=VB, opaque=Opaque(4)), 0.0)
     assert (line.take(), world.flusher.rolled_back) == ([], [(1, 3)])
     world.flusher.waiting.pop()()
@@ -268,7 +269,7 @@ def test_cut_in_a_large_snapshot_and_the_disk_fails():
         vb.is_spilled = True
         world.flusher.is_slow = True
         world.flusher.fails = not is_gone
-        consumer, line = world.consumer(kind=DraftConsumer)
+        consumer, line = world.consumer_of(DraftConsumer)
         consumer.receive(AddStream(vbucket=VB, opaque=Opaque(4)), 0.0)
         if is_gone:
             consumer.close()
@@ -429,7 +430,7 @@ def test_blocks_and_messages_are_the_same(messages: list[Message]):
 
 def upr_asked(world: World) -> tuple[UprConsumer, FakeLine, StreamRequest]:
     """A consumer of UPR that has asked for a stream."""
-    consumer, line = world.consumer(kind=UprConsumer)
+    consumer, line = world.consumer_of(UprConsumer)
     consumer.receive(AddStream(vbucket=VB, opaque=Opaque(99)), 0.0)
     frames = line.take()
     question = decode(frames[-1], Dialect.UPR)

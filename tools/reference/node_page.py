@@ -150,8 +150,10 @@ def _command_parts() -> list[str]:
         ),
         (
             "TAP messages (0x41 to 0x47) are acknowledged when they ask for it; what is refused is told to who asked, "
-            "or has sent OPAQUE 0 before. An unknown opcode is answered with 0x81. memcached's "
-            "ASCII protocol is not served: a connection that begins with a letter is closed."
+            "or has sent OPAQUE 0 before. The other opcodes of streams are those of DCP; the "
+            "[UPR draft](../concepts/dialects.md) has others, and three messages of its own. An unknown opcode is "
+            "answered with 0x81. memcached's ASCII protocol is not served: a connection that begins with a letter is "
+            "closed."
         ),
     ]
 

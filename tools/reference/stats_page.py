@@ -66,7 +66,7 @@ MEANINGS = {
     "vb_N:I:seq": "the seqno at which it began",
     "eq_dcpq:NAME:STAT": "of the connection of that name: `type`, `dialect`, `max_buffer_bytes`, `unacked_bytes`, "
     "`total_bytes_sent`, `total_acked_bytes`, `paused` (its window is full), and of each stream `stream_N_opaque`, "
-    "`stream_N_state`, `stream_N_last_sent_seqno`, `stream_N_end_seqno`",
+    "`stream_N_state`, `stream_N_last_sent_seqno`, `stream_N_end_seqno`, and in the UPR draft `stream_N_group`",
     "ep_dcp_count": "connections that were opened for streams",
     "ep_tap_count": "TAP connections: none is served yet",
     "uuid": "uuid of the bucket",

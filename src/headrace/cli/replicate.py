@@ -75,7 +75,11 @@ def replicate(  # noqa: PLR0913 - each option is a parameter
         typer.Option("--forget", help="By TAP: have the first server forget the name at the end, and free its memory."),
     ] = False,
     dialect: Annotated[
-        Dialect, typer.Option("--dialect", help="What the two speak to each other; older than DCP, a node takes alone.")
+        Dialect,
+        typer.Option(
+            "--dialect",
+            help="What the two speak to each other; the older ones need a headrace node as the second server.",
+        ),
     ] = Dialect.DCP,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:

@@ -59,7 +59,7 @@ class Line(Transport):
 
     @classmethod
     def to_consumer(cls, server: Server, name: str, dialect: Dialect = Dialect.DCP) -> Line:
-        """Make a server a consumer, which waits to be told what to ask for; in an older dialect only a headrace node."""
+        """Make a server a consumer, which waits to be told what to ask for; in an older dialect a headrace node can."""
         line = cls(server)
         line.become(OpenFlag(0), name)
         if dialect is not Dialect.DCP:
