@@ -203,6 +203,7 @@ class TapProducer:
     def _answered(self, response: Response, now: float) -> None:
         if response.status == Status.SUCCESS:
             self._arrived(self.log.acked(response.opaque) or [])
+            self._go_on_with_takeover()
             return
         refused = self.log.refused(response.opaque)
         if refused is None:
@@ -228,6 +229,9 @@ class TapProducer:
                 self._keep(stream, last)
             elif cue.kind is Kind.CLOSE:
                 self._keep(stream, cue.number)
+                stream.has_old = True
+            elif cue.kind is Kind.PENDING:
+                stream.has_old = stream.phase is not Phase.BACKFILLING
             elif cue.kind is Kind.ACTIVE and stream.phase is Phase.HANDED:
                 stream.step(Step.ACCEPTED)
                 self._forget(stream)
@@ -396,7 +400,7 @@ class TapProducer:
         """Send some changes of a vbucket, or take the next step of a takeover."""
         if not stream.sends:
             return 0
-        if stream.may_stop(stream.vb.whole_seqno - stream.cursor):
+        if (stream.has_old or not self.log.acks) and stream.may_stop(stream.vb.whole_seqno - stream.cursor):
             self._stop(stream)
             return 1
         cost = self._send_items(stream, Cue(Kind.ITEMS, stream.vbucket), budget, may_read_disk=may_read_disk)
@@ -526,8 +530,17 @@ class TapProducer:
         self._opened.flusher.after.append(look)
         self._opened.flusher.hurry()
 
+    def _go_on_with_takeover(self) -> None:
+        """Look again at what had to wait for acks."""
+        if self._ends_by_itself:
+            for stream in self.streams.values():
+                if stream.takes_over and stream.sends:
+                    self._turns.put(stream)
+
     def _hand_over(self, stream: ServedTap) -> int:
-        """Tell the client to be active; without acks it is taken at no word."""
+        """Tell the client to be active, when it has acknowledged the rest; without acks it is taken at no word."""
+        if self.log.unacked:
+            return 0
         stream.step(Step.HAND_OVER)
         cost = self._tell(Cue(Kind.ACTIVE, stream.vbucket))
         if not self.log.acks:
