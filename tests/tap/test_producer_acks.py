@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.ids import VBucketId
+from headrace.ids import Seqno, VBucketId
 from headrace.node import Node, NodeLimits
 from headrace.testing import LiveNode
 from headrace.wire.catalogue import (
@@ -16,6 +16,7 @@ from headrace.wire.catalogue import (
     CheckpointIds,
     CompactDb,
     CreateCheckpoint,
+    Delete,
     DeregisterTapClient,
     Done,
     Flush,
@@ -247,7 +248,7 @@ def test_checkpoints_of_vbuckets_that_are_not_here(node: LiveNode):
             assert talk.status(request) == Status.NOT_MY_VBUCKET
 
 
-# ---------------------------------------------------------------------------------------------------- registered clients
+# ------------------------------------------------------------------------------------------------- registered clients
 
 
 REGISTERED = F.REGISTERED_CLIENT
@@ -326,13 +327,11 @@ def test_what_cannot_be_gone_on_with_begins_anew(node: LiveNode, what: str):
                     pass
     if what == "purged":
         with Talk(node) as talk:
-            from headrace.wire.catalogue import Delete
-
             assert talk.status(Delete(key=b"k001")) == 0
         put(node, "later")
         node.flush()
         with Talk(node) as talk:
-            assert talk.status(CompactDb(drop_deletes=True, purge_before_time=0, purge_before_seqno=0)) == 0
+            assert talk.status(CompactDb(drop_deletes=1, purge_before_time=0, purge_before_seqno=Seqno(0))) == 0
     else:
         node.chaos.failover(vbuckets=[0], lost=1)
     with TapReader(node, flags=ACK | REGISTERED, name="again", vbuckets=[0]) as tap:
@@ -353,7 +352,7 @@ def test_there_is_a_bound_for_registered_clients():
             assert tap.ends()
 
 
-# -------------------------------------------------------------------------------------------------------------- all of it
+# ---------------------------------------------------------------------------------------------------------- all of it
 
 
 @pytest.mark.parametrize("seed", range(6))

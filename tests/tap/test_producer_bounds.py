@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.client import KvConnection, Loader, LoadRow
-from headrace.testing import LiveNode
 from headrace.wire.codes import TapConnectFlag
 from tests.node.talk import Talk, on_loop
 from tests.processes import start_node
@@ -18,6 +17,7 @@ from tests.tap.test_producer_connect import put, wait_for_tap
 
 if TYPE_CHECKING:
     from headrace.client import StatusError
+    from headrace.testing import LiveNode
     from tests.processes import Server
 
 F = TapConnectFlag
@@ -38,10 +38,10 @@ def resident_bytes(pid: int) -> int:
 def load(server: Server) -> None:
     """Make a million changes, of keys that are all there in the end."""
     with KvConnection(server.host, server.port) as connection:
-        rows = (LoadRow(key=f"key-{number}".encode(), value=VALUE) for number in range(CHANGES))
-        with Loader(connection, refused=_refused) as loader:
-            for row in rows:
-                loader.add(row)
+        loader = Loader(connection, refused=_refused)
+        for number in range(CHANGES):
+            loader.add(LoadRow(f"row {number}", f"key-{number}".encode(), VALUE))
+        loader.finish()
 
 
 def _refused(row: LoadRow, error: StatusError) -> None:

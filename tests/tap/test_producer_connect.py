@@ -11,7 +11,7 @@ import pytest
 from headrace.ids import VBucketId
 from headrace.node import Node, NodeLimits
 from headrace.node.users import Role, User, Users
-from headrace.wire import Dialect, Frame, decode, deflate
+from headrace.wire import Dialect, Frame, Response, decode, deflate
 from headrace.wire.catalogue import (
     Delete,
     DeregisterTapClient,
@@ -19,7 +19,6 @@ from headrace.wire.catalogue import (
     ErrorReply,
     Noop,
     Open,
-    Response,
     Set,
     SetVBucket,
     SetWithMeta,

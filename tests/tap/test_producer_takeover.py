@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.ids import VBucketId
-from headrace.testing import LiveNode
 from headrace.wire.catalogue import Delete, GetVBucket, Set, TapMutation, TapVBucketSet, VBucketStateReply
 from headrace.wire.codes import Status, TapConnectFlag
 from tests.node.talk import Talk
@@ -16,6 +15,7 @@ from tests.tap.tap_reader import ITEMS, TapReader, keys, shapes
 from tests.tap.test_producer_connect import put, state
 
 if TYPE_CHECKING:
+    from headrace.testing import LiveNode
     from tests.tap.tap_reader import TapMessage
 
 F = TapConnectFlag

@@ -134,11 +134,8 @@ class Session:
     def imply_bucket(self) -> None:
         """Clients of memcached and of TAP know no buckets: theirs is `default`, where they may use it."""
         opened, user = self.buckets.get("default"), self.user
-        if (
-            opened is not None
-            and user is not None
-            and any(user.may(one, "default") for one in (Role.READ, Role.STREAM))
-        ):
+        may_use = user is not None and any(user.may(role, "default") for role in (Role.READ, Role.STREAM))
+        if opened is not None and may_use:
             self.select(opened, implied=True)
         else:
             self.select(None)
