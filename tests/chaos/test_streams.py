@@ -115,7 +115,7 @@ def test_a_connection_is_cut_now(node: LiveNode):
         assert drained(cut) == b""
         fill(node, 0, 4)
         assert left.items(4)[-1].by_seqno == 7
-    with pytest.raises(NotFoundError, match="no DCP connection is open whose name is a-1"):
+    with pytest.raises(NotFoundError, match="no DCP or TAP connection is open whose name is a-1"):
         node.chaos.cut(name="a-1")
 
 

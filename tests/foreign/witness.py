@@ -57,15 +57,24 @@ Event = dict[str, Any]
 
 def java_program() -> list[str]:
     """Fetch the DCP client of Couchbase, compile the witness, and give the command that runs it."""
-    with _built("java", "pom.xml", "Witness.java") as (sources, build):
+    return _java_program("java", "Witness")
+
+
+def tap_program() -> list[str]:
+    """Fetch spymemcached, compile its witness, and give the command that runs it."""
+    return _java_program("java_tap", "TapWitness")
+
+
+def _java_program(folder: str, name: str) -> list[str]:
+    with _built(folder, "pom.xml", f"{name}.java") as (sources, build):
         if build is not None:
             jars = build / "jars"
             fetch = ["mvn", "-B", "-ntp", "-q", "-f", str(sources / "pom.xml"), "dependency:copy-dependencies"]
             _run([*fetch, f"-DoutputDirectory={jars}", "-DincludeScope=runtime"])
             compiled = ["javac", "-Xlint:all", "-Werror", "-d", str(build / "classes"), "-cp", f"{jars}/*"]
-            _run([*compiled, str(sources / "Witness.java")])
-    place = BUILD / "java"
-    return ["java", "-Xmx512m", *QUIET, "-cp", f"{place}/classes:{place}/jars/*", "Witness"]
+            _run([*compiled, str(sources / f"{name}.java")])
+    place = BUILD / folder
+    return ["java", "-Xmx512m", *QUIET, "-cp", f"{place}/classes:{place}/jars/*", name]
 
 
 def go_program() -> list[str]:

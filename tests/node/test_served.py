@@ -13,7 +13,6 @@ from headrace.wire.registry import REQUESTS
 
 NO_COLLECTIONS = "hello does not agree on collections"
 NO_SUBDOC = "a command on many paths is served wholly or not at all"
-NO_CHECKPOINTS = "checkpoints are TAP's"
 
 UNSERVED = {
     "get_collections_manifest": NO_COLLECTIONS,
@@ -21,16 +20,13 @@ UNSERVED = {
     "get_scope_id": NO_COLLECTIONS,
     "subdoc_multi_lookup": NO_SUBDOC,
     "subdoc_multi_mutation": NO_SUBDOC,
-    "last_closed_checkpoint": NO_CHECKPOINTS,
-    "create_checkpoint": NO_CHECKPOINTS,
-    "deregister_tap_client": NO_CHECKPOINTS,
 }
 
 
 def _is_of_older_streams(request: type) -> bool:
-    """What only UPR's draft has, and TAP out, are not served yet."""
+    """What only UPR's draft has is read on a connection that speaks it."""
     spec = request.spec  # type: ignore[attr-defined]
-    return spec.name == "tap_connect" or not {Dialect.DCP, Dialect.TAP} & spec.opcodes.keys()
+    return not {Dialect.DCP, Dialect.TAP} & spec.opcodes.keys()
 
 
 @pytest.mark.parametrize("request_type", REQUESTS, ids=lambda one: one.spec.name)

@@ -119,9 +119,9 @@ def identity(message: Message, opaque: int) -> tuple[object, ...]:
         return ("control", message.key)
     if isinstance(message, TAP):
         return (label(message), message.vbucket, *_tap_identity(message))
-    if isinstance(message, DcpNoop | BufferAck):
-        return (label(message),)
-    return (label(message), message.vbucket if isinstance(message, StreamRequest) else opaque)
+    if isinstance(message, StreamRequest):
+        opaque = message.vbucket
+    return (label(message), 0 if isinstance(message, DcpNoop | BufferAck) else opaque)
 
 
 def _tap_identity(message: Message) -> tuple[object, ...]:

@@ -41,21 +41,18 @@ _EXIT_CODES = {
 }
 _COLLECTIONS = "hello does not agree on collections"
 _SUBDOC = "several paths are served wholly or not at all: a partial answer ends Couchbase's SDKs"
-_CHECKPOINTS = "checkpoints are TAP's"
 NOT_SERVED = {
     "get_collections_manifest": _COLLECTIONS,
     "get_collection_id": _COLLECTIONS,
     "get_scope_id": _COLLECTIONS,
     "subdoc_multi_lookup": _SUBDOC,
     "subdoc_multi_mutation": _SUBDOC,
-    "last_closed_checkpoint": _CHECKPOINTS,
-    "create_checkpoint": _CHECKPOINTS,
-    "deregister_tap_client": "TAP out is not served yet",
 }
 NEEDS = {
     **dict.fromkeys(("create_bucket", "delete_bucket"), "`admin` in every bucket"),
     "open": "`stream` to produce, `admin` to consume",
     "stream_request": "`admin` for a takeover",
+    "tap_connect": "`stream`, `admin` for a takeover",
 }
 """What a handler checks for itself."""
 FEATURES = {
@@ -174,7 +171,8 @@ def _opcode_link(spec: Spec) -> str:
 
 
 def _command_row(spec: Spec, handler: Handler) -> list[str]:
-    needs = f"`{handler.needs}`" if isinstance(handler.needs, Role) else NEEDS.get(spec.name, _who(handler.needs))
+    needs = f"`{handler.needs}`" if isinstance(handler.needs, Role) else _who(handler.needs)
+    needs = NEEDS.get(spec.name, needs)
     # Messages of streams share a handler, and say by themselves what they are for.
     told = spec.sentence if handler.serve is stream_message else handler.serve.__doc__ or ""
     sentence = cleandoc(told).split("\n\n", maxsplit=1)[0]

@@ -68,7 +68,15 @@ MEANINGS = {
     "`total_bytes_sent`, `total_acked_bytes`, `paused` (its window is full), and of each stream `stream_N_opaque`, "
     "`stream_N_state`, `stream_N_last_sent_seqno`, `stream_N_end_seqno`, and in the UPR draft `stream_N_group`",
     "ep_dcp_count": "connections that were opened for streams",
-    "ep_tap_count": "TAP connections: none is served yet",
+    "eq_tapq:NAME:STAT": "of the TAP connection of that name: `type`, `connected`, `flags`, `supports_ack`, "
+    "`registered`, `vb_filters` (how many vbuckets were listed), `total_backlog_size` (changes still to be sent), "
+    "`backfill_completed`, `ack_log_size` (messages not acknowledged), `ack_window_full`, `ack_seqno` (the last "
+    "message's number), `num_nack`, `total_bytes_sent`, `total_items_sent`, `suspended` (after a refusal)",
+    "ep_tap_count": "TAP connections",
+    "ep_tap_registered_count": "TAP clients that may come back",
+    "_total:count": "TAP connections",
+    "_total:STAT": "the sum of `total_backlog_size`, `ack_log_size`, `num_nack`, `total_bytes_sent` or "
+    "`total_items_sent` of all of them",
     "uuid": "uuid of the bucket",
     "headrace_resident_bytes": "memory for items that are on disk, too",
     "headrace_resident_bytes_max": "how much that may be",

@@ -138,9 +138,10 @@ class Session:
         self.may_write = opened is not None and self.may(Role.WRITE)
 
     def imply_bucket(self) -> None:
-        """Clients of memcached know no buckets: theirs is `default`, where they may use it."""
-        opened = self.buckets.get("default")
-        if opened is not None and self.user is not None and self.user.may(Role.READ, "default"):
+        """Clients of memcached and of TAP know no buckets: theirs is `default`, where they may use it."""
+        opened, user = self.buckets.get("default"), self.user
+        may_use = user is not None and any(user.may(role, "default") for role in (Role.READ, Role.STREAM))
+        if opened is not None and may_use:
             self.select(opened, implied=True)
         else:
             self.select(None)

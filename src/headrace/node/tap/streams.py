@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class ServedTap(TapStream):
     """A stream and what it reads from."""
 
-    __slots__ = ("awaits_flush", "feed", "since_ns", "vb", "vbuuid")
+    __slots__ = ("awaits_flush", "feed", "has_old", "since_ns", "vb", "vbuuid")
 
     def __init__(
         self,
@@ -44,6 +44,8 @@ class ServedTap(TapStream):
         self.feed = feed
         self.since_ns = since_ns
         """Old items that were changed before this are left out."""
+        self.has_old = False
+        """Whether the client of a takeover has acknowledged all old items: before that the vbucket is not stopped."""
         self.awaits_flush = False
         """Whether it is looked at after the next flush."""
 
