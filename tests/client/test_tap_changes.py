@@ -16,7 +16,7 @@ from headrace.wire.catalogue import Done, Noop, TapFlush
 from headrace.wire.codes import TapConnectFlag, TapOpaqueCode
 from tests.client.servers import HOST, free_port
 from tests.client.tap_server import CLOCK, TapServer, bytes_of, details, item, opaque, options, playing, whole
-from tests.client.test_dcp_couchbase import PROGRAM, server
+from tests.client.test_dcp_couchbase import PROGRAM, on_disk, server
 
 WAIT_S = 30.0
 
@@ -87,8 +87,8 @@ def test_batches_of_a_dump():
     ]
 
 
-@pytest.mark.parametrize(("start", "date"), [("beginning", 0), ("now", (1 << 64) - 1)])
-def test_a_stream_goes_on(start: str, date: int):
+@pytest.mark.parametrize(("start", "flags", "date"), [("beginning", 0x155, 0), ("now", 0x115, (1 << 64) - 1)])
+def test_a_stream_goes_on(start: str, flags: int, date: int):
     """It asks for all or for what is to come, gives what there is, and waits for more."""
     played_frames = bytes_of(opaque(TapOpaqueCode.ENABLE_AUTO_NACK), item(b"a"), item(b"b", tap_flags=5))
     with (
@@ -104,7 +104,7 @@ def test_a_stream_goes_on(start: str, date: int):
         while len(played.acks) < 2:
             assert time.monotonic() < end
     assert keys(seen) == ["a", "b"]
-    assert (played.connects[0].flags, played.connects[0].backfill_date) == (0x115, date)
+    assert (played.connects[0].flags, played.connects[0].backfill_date) == (flags, date)
 
 
 def test_a_broken_stream_from_the_beginning_comes_again():
@@ -246,6 +246,20 @@ def test_couchbase_all_and_on(tmp_path: Path):
             for key in written:
                 items.set(key, b"y")
             gather(reader, lambda seen: {each.key for each in seen if each.key and each.value == b"y"} >= written)
+
+
+@couchbase
+def test_couchbase_after_a_restart(tmp_path: Path):
+    """What a server has on disk alone comes, too; asked for it once, 4.1.2 leaves it out."""
+    port = free_port()
+    written = {b"key-%d" % number for number in range(100)}
+    with server(tmp_path / "db", port), KvConnection(HOST, port) as items:
+        for key in written:
+            items.set(key, b"x" * 100)
+        on_disk(port, tmp_path)
+        os.kill(int((tmp_path / "db" / "pid").read_text()), signal.SIGKILL)
+    with server(tmp_path / "db", port), TapReader(at(port), start="beginning") as reader:
+        gather(reader, lambda seen: written <= set(keys(seen)))
 
 
 @couchbase

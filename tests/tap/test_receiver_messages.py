@@ -258,9 +258,21 @@ def test_a_vbucket_is_made(node: Node, sender: Sender):
     assert sender.tell(state(4, ACTIVE)) == [Status.NOT_MY_VBUCKET]
 
 
+def test_who_makes_it_active(node: Node, sender: Sender):
+    """Only who put it in the state before, and only if nobody changed that since."""
+    assert sender.tell(state(1, PENDING)) == [0]
+    with Sender(node) as other:
+        assert other.tell(state(1, ACTIVE)) == [Status.NOT_MY_VBUCKET]
+        set_state(other, 1, DEAD)
+        set_state(other, 1, PENDING)
+    assert sender.tell(state(1, ACTIVE)) == [Status.NOT_MY_VBUCKET]
+    assert sender.tell(state(1, REPLICA), item(b"k", vbucket=1), state(1, ACTIVE), state(1, ACTIVE)) == [0] * 4
+    assert state_of(sender, 1) == ACTIVE
+
+
 def test_active_waits_for_the_disk(sender: Sender, node: Node):
     """With persistence stopped, a step is not acknowledged before it goes on."""
-    set_state(sender, 1, PENDING)
+    assert sender.tell(state(1, PENDING)) == [0]
     with Sender(node) as manager:
         manager.ask(StopPersistence())
         sender.send(state(1, ACTIVE))

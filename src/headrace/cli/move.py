@@ -18,6 +18,7 @@ EPILOG = epilog(
     (
         "headrace move --vbucket 7 --from 127.0.0.1:11210 --to 127.0.0.1:11310",
         "headrace move --vbucket 7 --from 127.0.0.1:11310 --to 127.0.0.1:11210 --output json",
+        "headrace move --vbucket 7 --from tap://old.example.com:11210 --to 127.0.0.1:11210",
     )
 )
 
@@ -47,6 +48,8 @@ def move(
     one owner. Whatever fails, the command then makes sure that there is exactly one, and says which; where a server is
     away, the same command run again does that.
 
+    A vbucket of an old server is taken over by TAP, with --from tap://host:port (taps:// for TLS).
+
     The exit code is 0 when the second server owns the vbucket, also when it did before; 1 when a server refuses or
     something would be lost; 69 when a server does not answer; 75 when the first server still owns it, and it may be
     tried again; 130 when it was interrupted, with the first server as the owner.
@@ -68,10 +71,18 @@ def _run(pair: Pair, vbucket: int, *, force: bool, output: OutputFormat) -> int:
         else:
             say(f"{step}: {text}")
 
-    source, target = pair.source(), pair.target()
+    target, tap = pair.target(), pair.tap_source()
+    job: Move
+    if tap is None:
+        source = pair.source()
+        shown, job = str(source), Move(source, target, vbucket, force=force, tell=tell)
+    else:
+        from headrace.pipelines.tap_move import TapMove  # noqa: PLC0415 - see connect.py
+
+        shown, job = pair.from_, TapMove(tap, target, vbucket, force=force, tell=tell)
     with Stopping() as stop:
         try:
-            moved = Move(source, target, vbucket, force=force, tell=tell).run(stop)
+            moved = job.run(stop)
         except RefusedError as error:
             say(f"headrace move: {error}")
             return EXIT_REFUSED
@@ -81,7 +92,7 @@ def _run(pair: Pair, vbucket: int, *, force: bool, output: OutputFormat) -> int:
         except NotMovedError as error:
             say(f"headrace move: {error}")
             return EXIT_INTERRUPTED if stop() else EXIT_NOT_DONE
-    _sum_up(moved, str(source), str(target), output, written)
+    _sum_up(moved, shown, str(target), output, written)
     written.check()
     return 0
 

@@ -1,4 +1,11 @@
-"""One TAP stream of some vbuckets of a node: connected, read without blocking, and acknowledged when told to."""
+"""One TAP stream of some vbuckets of a node: connected, read without blocking, and acknowledged when told to.
+
+**A backfill must be asked for twice.** ep-engine leaves it out, whatever BACKFILL says, when it has the checkpoint in
+memory that a client is to begin with, and without a word of the client that is the first one. After a restart it has
+that, empty (4.1.2: 20 items on disk, BACKFILL from 0, and none of them came). So a checkpoint is named that no server
+has (`NO_CHECKPOINT`): then it has to go to its disk. A registered client that the server still knows, and that has had
+its backfill, names none, and goes on where it was.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +18,14 @@ from headrace.client.errors import ConnectionLostError
 from headrace.client.tap_intake import Intake, prepare_dump
 from headrace.client.tap_node import SILENCE_S_MAX, TapConnection
 from headrace.client.tap_rows import TapRows
+from headrace.ids import VBucketId
 from headrace.wire import Dialect, encode
-from headrace.wire.catalogue import TapConnect
+from headrace.wire.catalogue import TapConnect, VBucketCheckpoint
 from headrace.wire.codes import Feature, TapConnectFlag
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pyarrow as pa
 
     from headrace.client.options import ChangeOptions
@@ -24,6 +34,9 @@ if TYPE_CHECKING:
 
 FUTURE = 0xFFFF_FFFF_FFFF_FFFF
 """The backfill date that asks for what is to come, and nothing else."""
+
+NO_CHECKPOINT = (1 << 63) - 2
+"""The id of a checkpoint that no server ever comes to, and the next of which it does not come to either."""
 
 _FLAGS = TapConnectFlag.SUPPORT_ACK | TapConnectFlag.FIX_BYTEORDER
 
@@ -39,15 +52,25 @@ class TapWish:
     name: str | None = None
     """The name of a client that the server knows until it is deregistered; None for one that is new each time."""
 
-    def message(self, options: ChangeOptions, part: TapPart, vbuckets: tuple[int, ...] | None) -> TapConnect:
-        """Put it into words."""
+    def is_known(self, connection: TapConnection, part: TapPart) -> bool:
+        """Whether a server has a registered client still, to go on where it was."""
+        return self.name is not None and connection.knows(registered_name(self.name, part))
+
+    def message(
+        self, options: ChangeOptions, part: TapPart, vbuckets: tuple[int, ...] | None, *, is_known: bool
+    ) -> TapConnect:
+        """Put it into words; `vbuckets` are those to list."""
         flags = _FLAGS
         date = None
+        checkpoints = None
         if self.dump:
             flags |= TapConnectFlag.DUMP
         else:
             flags |= TapConnectFlag.BACKFILL
             date = 0 if self.backfill else FUTURE
+            if self.backfill and vbuckets is not None and not is_known:
+                flags |= TapConnectFlag.CHECKPOINT
+                checkpoints = no_checkpoints(vbuckets)
         if vbuckets is not None:
             flags |= TapConnectFlag.LIST_VBUCKETS
         if options.no_value:
@@ -56,7 +79,14 @@ class TapWish:
         if self.name is not None:
             flags |= TapConnectFlag.REGISTERED_CLIENT
             name = registered_name(self.name, part)
-        return TapConnect(flags=flags, name=name.encode(), backfill_date=date, vbuckets=vbuckets)
+        return TapConnect(
+            flags=flags, name=name.encode(), backfill_date=date, vbuckets=vbuckets, checkpoints=checkpoints
+        )
+
+
+def no_checkpoints(vbuckets: Iterable[int]) -> tuple[VBucketCheckpoint, ...]:
+    """Name checkpoints that are nowhere, so that vbuckets are read from disk."""
+    return tuple(VBucketCheckpoint(VBucketId(vb), NO_CHECKPOINT) for vb in vbuckets)
 
 
 def registered_name(name: str, part: TapPart) -> str:
@@ -92,7 +122,8 @@ class TapFeed:
         self.heard_at = time.monotonic()
         if self.is_over:
             return
-        connection.send(encode(wish.message(options, self.part, vbuckets), Dialect.TAP))
+        is_known = wish.is_known(connection, self.part)
+        connection.send(encode(wish.message(options, self.part, vbuckets, is_known=is_known), Dialect.TAP))
         if not wish.dump:
             # OPAQUE 0 comes at once to who supports acks: from here on the server keeps what changes.
             self._take(connection.next_frame())
@@ -153,4 +184,4 @@ class TapFeed:
         self._connection.close()
 
 
-__all__ = ["FUTURE", "TapFeed", "TapWish", "registered_name"]
+__all__ = ["FUTURE", "NO_CHECKPOINT", "TapFeed", "TapWish", "no_checkpoints", "registered_name"]

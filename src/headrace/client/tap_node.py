@@ -190,6 +190,12 @@ class TapConnection(NodeConnection):
         """Send as much as goes now, and give how much."""
         return self._transport.write(data)
 
+    def knows(self, name: str) -> bool:
+        """Whether the server has a TAP client of that name, which has had its backfill."""
+        with suppress(*_NONE_SUCH):
+            return self.statistics("tap").get(f"eq_tapq:{name}:backfill_completed") == "true"
+        return False
+
     def deregister(self, name: str) -> None:
         """Have the server forget a registered client; it agrees also when it knows none of that name."""
         asked = f"to deregister the TAP client {name} at {self.address}"
@@ -209,9 +215,9 @@ class TapConnection(NodeConnection):
 
     def held(self) -> dict[int, Held] | None:
         """The vbuckets of this node; None where it does not tell."""
-        for group in (b"vbucket-details", b"vbucket"):
+        for group in ("vbucket-details", "vbucket"):
             with suppress(*_NONE_SUCH):
-                if found := _held(self._stats(group)):
+                if found := _held(self.statistics(group)):
                     return found
         return None
 
@@ -231,13 +237,14 @@ class TapConnection(NodeConnection):
             time.sleep(PAUSE_S)
             now = self.held() or {}
 
-    def _stats(self, group: bytes) -> dict[str, str]:
-        self.send(encode(Stat(key=group, opaque=self._next_opaque())))
+    def statistics(self, group: str) -> dict[str, str]:
+        """A group of statistics."""
+        self.send(encode(Stat(key=group.encode(), opaque=self._next_opaque())))
         found: dict[str, str] = {}
         while True:
             reply = decode(self.next_frame())
             if isinstance(reply, ErrorReply):
-                raise error_of(f"statistics {group.decode()} of {self.address}", reply.status, reply.value)
+                raise error_of(f"statistics {group} of {self.address}", reply.status, reply.value)
             if not isinstance(reply, StatEntry):
                 self.close()
                 raise ServerAnswerError(f"{self.address}: a statistic is none: {reply!r}")

@@ -75,6 +75,7 @@ class Session:
         "sasl",
         "services",
         "tap_nacks",
+        "tap_steps",
         "tells_seqno",
         "user",
     )
@@ -117,6 +118,8 @@ class Session:
         """Where it is entered by its name then: in the bucket that it was opened for, whatever is selected later."""
         self.tap_nacks = False
         """Whether a TAP message that is refused is told of, though no ack was asked for."""
+        self.tap_steps: dict[int, int] = {}
+        """The turns in the states of vbuckets that it brought about by TAP, by their numbers."""
         self.now: Callable[[], float] = time.monotonic
         self.imply_bucket()
 

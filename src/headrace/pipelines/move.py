@@ -23,7 +23,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.client import ClientError, NotMyVBucketError
 from headrace.errors import HeadraceError
@@ -37,6 +37,7 @@ from headrace.wire.codes import Status, StreamFlag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from headrace.history import FailoverLog
     from headrace.pipelines.relay import Relay
@@ -50,6 +51,18 @@ LEFTOVER_S = 10.0
 RESOLVE_S = 20.0
 """How long a server may be away before the answer is that nobody knows."""
 PAUSE_S = 0.25
+
+
+class States(Protocol):
+    """The states of a server's vbuckets, asked and set."""
+
+    def state(self, vb: int) -> State | None:
+        """The state of a vbucket; None where the server has no such one."""
+        ...
+
+    def set_state(self, vb: int, state: State) -> None:
+        """Put a vbucket in a state, making it where it is not."""
+        ...
 
 
 class NotMovedError(HeadraceError):
@@ -203,8 +216,8 @@ class Move:
         if may_own and there is State.DEAD:
             way_out = f"if no third server owns it, --force gives it back to {self._source} and moves it"
         raise RefusedError(
-            f"neither owns vbucket {self._vb}: it is {_named(here)} at {self._source} "
-            f"and {_named(there)} at {self._target}; {way_out}"
+            f"neither owns vbucket {self._vb}: it is {named(here)} at {self._source} "
+            f"and {named(there)} at {self._target}; {way_out}"
         )
 
     def _is_settled_at_target(self, at_source: State | None, seqno: int) -> bool:
@@ -239,7 +252,7 @@ class Move:
             state = target.state(self._vb)
             if state not in {State.REPLICA, State.PENDING}:
                 target.set_state(self._vb, State.REPLICA)
-                self._tell(Step.PREPARED, f"vbucket {self._vb} is a replica at {self._target}; it was {_named(state)}")
+                self._tell(Step.PREPARED, f"vbucket {self._vb} is a replica at {self._target}; it was {named(state)}")
 
     def _take_over(self, stop: Callable[[], bool]) -> str:
         """Carry a takeover to its end; give in words why it ended, whatever came of it."""
@@ -292,7 +305,7 @@ class Move:
         while True:
             try:
                 self._wait_for_others()
-                with Vbuckets(self._source) as source, Vbuckets(self._target) as target:
+                with self._states_of_source() as source, Vbuckets(self._target) as target:
                     return self._decide(source, target)
             except (ClientError, RefusedError) as error:
                 if time.monotonic() > end or isinstance(error, RefusedError):
@@ -302,7 +315,10 @@ class Move:
                     ) from error
                 time.sleep(PAUSE_S)
 
-    def _decide(self, source: Vbuckets, target: Vbuckets) -> bool:
+    def _states_of_source(self) -> AbstractContextManager[States]:
+        return Vbuckets(self._source)
+
+    def _decide(self, source: States, target: Vbuckets) -> bool:
         vb = self._vb
         state = target.state(vb)
         if state is State.ACTIVE:
@@ -321,8 +337,9 @@ class Move:
         return False
 
 
-def _named(state: State | None) -> str:
+def named(state: State | None) -> str:
+    """A state, for a sentence."""
     return "missing" if state is None else state.name.lower()
 
 
-__all__ = ["Move", "Moved", "NotMovedError", "Step", "UnresolvedError"]
+__all__ = ["Move", "Moved", "NotMovedError", "States", "Step", "UnresolvedError", "named"]

@@ -16,6 +16,7 @@ from headrace.history import State
 from headrace.ids import Seqno, VBucketId
 from headrace.wire import decode, encode
 from headrace.wire.catalogue import (
+    DeleteVBucket,
     ErrorReply,
     GetAllVBSeqnos,
     GetVBucket,
@@ -106,6 +107,10 @@ class Vbuckets:
         """Put a vbucket in a state, making it where it is not; it is on disk when this returns."""
         asked = f"vbucket {vb} := {state.name.lower()} at {self.server}"
         self._connection.request(SetVBucket(vbucket=VBucketId(vb), state=state), asked=asked)
+
+    def delete(self, vb: int) -> None:
+        """Remove a vbucket and all it holds; it must be dead."""
+        self._connection.request(DeleteVBucket(vbucket=VBucketId(vb)), asked=f"to delete vbucket {vb} at {self.server}")
 
     def seqnos(self, state: State | None = None) -> dict[int, int]:
         """The high seqno of every vbucket, or of those in a state."""

@@ -145,7 +145,7 @@ class TapRelay:
         target: Server,
         *,
         expected: Collection[int] | None = None,
-        state_sent: Callable[[int, int], None] = lambda _vb, _state: None,
+        state_sent: Callable[[int, int, str | None], None] = lambda _vb, _state, _missing: None,
     ) -> None:
         self.source = source
         self.target = Line(target, FEATURES)
@@ -270,7 +270,7 @@ class TapRelay:
         self.progress.take(message)
         self._mark(data, at)
         if isinstance(message, TapVBucketSet):
-            self._state_sent(message.vbucket, message.state)
+            self._state_sent(message.vbucket, message.state, self.progress.missing)
         return True
 
     def _mark(self, data: bytes, at: int) -> None:

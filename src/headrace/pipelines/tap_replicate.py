@@ -139,14 +139,16 @@ class TapReplication:
             vbuckets, expected = prepare_dump(connection, part)
             if expected is not None and not expected:
                 return None
-            wish = TapWish(dump=True)
+            wish, is_known = TapWish(dump=True), False
         else:
-            vbuckets, expected = part.vbuckets, _with_items(connection, part)
             wish = TapWish(name=self.name)
+            is_known = wish.is_known(connection, part)
+            vbuckets, expected = part.vbuckets, None if is_known else _with_items(connection, part)
         relay = TapRelay(connection, self._target, expected=expected)
         lines.callback(relay.close)
         options = dataclasses.replace(self._options, name=NAME)
-        relay.tell_source(encode(wish.message(options, part, vbuckets), Dialect.TAP))
+        connect = wish.message(options, part, vbuckets, is_known=is_known)
+        relay.tell_source(encode(connect, Dialect.TAP))
         return relay
 
     def _carry(self, relays: list[TapRelay]) -> None:

@@ -14,6 +14,9 @@ look like changes to who reads this node.
 **History.** Seqnos that are given here belong to no other server's history. A replica may have been fed by DCP, and
 have its producer's failover log: before the first item by TAP it begins a branch of its own.
 
+**Takeover.** A vbucket becomes active by the connection that put it in the state before (pending, or replica), if
+nobody changed that since. A step that was still on its way when its sender was given up makes no second owner then.
+
 **What is acknowledged and means no more:** checkpoints, and the opaque messages but for OPAQUE 0. Couchbase empties a
 vbucket at OPAQUE 1, when its backfill begins; here it stays as it is, since streams of this node would see every item
 go and come again. Online update (OPAQUE 4 to 6) stops nothing: everything goes to disk as ever.
@@ -28,7 +31,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from headrace.history import State
+from headrace.history import State, Transition
 from headrace.ids import Seqno, VBucketId
 from headrace.node import replies
 from headrace.node.commands.admin import flush_all
@@ -67,6 +70,8 @@ log = logging.getLogger("headrace.node.tap")
 _TAKING = frozenset({State.ACTIVE, State.REPLICA, State.PENDING})
 _BRANCHES: WeakKeyDictionary[Bucket, dict[int, int]] = WeakKeyDictionary()
 """The branches that vbuckets began here to take items by TAP, by their ids."""
+
+_TURNS: WeakKeyDictionary[Bucket, _Turns] = WeakKeyDictionary()
 
 Work = Callable[["Session", Any], Awaitable[None] | None]
 
@@ -267,18 +272,21 @@ def vbucket_set(session: Session, message: TapVBucketSet) -> Awaitable[None] | N
         return None
     if message.vbucket >= len(bucket_of(session).vbuckets):
         raise Refused(Status.NOT_MY_VBUCKET)
-    return _set(_opened(session), message.vbucket, state)
+    return _set(_opened(session), session, message.vbucket, state)
 
 
-async def _set(opened: OpenBucket, vb_id: VBucketId, state: State) -> None:
+async def _set(opened: OpenBucket, session: Session, vb_id: VBucketId, state: State) -> None:
     bucket, flusher = opened.bucket, opened.flusher
     bucket.check_writable()
-    vb = bucket.vbuckets[vb_id]
+    vb, turns, steps = bucket.vbuckets[vb_id], _turns_of(bucket), session.tap_steps
+    if state is State.ACTIVE and (vb is None or (vb.state is not state and steps.get(vb_id) != turns.of(vb))):
+        raise Refused(Status.NOT_MY_VBUCKET)
     if vb is None:
         vb = bucket.make_vbucket(vb_id, state)
         _BRANCHES.setdefault(bucket, {})[vb.id] = vb.vbuuid
     elif vb.state is not state:
         await set_state(opened, vb, state)
+    steps[vb_id] = turns.of(vb)
     seqno = vb.whole_seqno
     while vb.state_on_disk is not state or vb.persisted_seqno < seqno:
         if bucket.vbuckets[vb_id] is not vb or vb.state is not state:  # its manager decided otherwise meanwhile
@@ -287,6 +295,33 @@ async def _set(opened: OpenBucket, vb_id: VBucketId, state: State) -> None:
         flusher.after.append(lambda batch=batch: batch.done() or batch.set_result(None))  # type: ignore[misc]
         flusher.hurry()
         await batch
+
+
+class _Turns:
+    """How often vbuckets of a bucket have changed their states, as far as that was looked at."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._states: dict[int, State] = {}
+
+    def of(self, vb: VBucket) -> int:
+        """Give the number of the turn that a vbucket is in."""
+        self.look(vb)
+        return self._counts[vb.id]
+
+    def look(self, vb: VBucket, _: Transition | None = None) -> None:
+        """Count a new state; not a new branch."""
+        if self._states.get(vb.id) is not vb.state:
+            self._states[vb.id] = vb.state
+            self._counts[vb.id] = self._counts.get(vb.id, 0) + 1
+
+
+def _turns_of(bucket: Bucket) -> _Turns:
+    turns = _TURNS.get(bucket)
+    if turns is None:
+        turns = _TURNS[bucket] = _Turns()
+        bucket.state_watchers.append(turns.look)
+    return turns
 
 
 def _opened(session: Session) -> OpenBucket:
