@@ -61,11 +61,15 @@ class Sending:
     # ------------------------------------------------------------------------------------------------------ vbuckets
 
     def _wanted(self) -> list[VBucket]:
-        """The vbuckets to send: those that were listed, or all that are served here."""
+        """The vbuckets to send: those that were listed, or all that are served here.
+
+        A node that owns none is a copy of another, kept for old clients: they get what it has.
+        """
         listed = self.wish.vbuckets
         there = [self._bucket.vbuckets[vb_id] for vb_id in listed] if listed else self._bucket.vbuckets
-        found = [vb for vb in there if vb is not None and (vb.state is State.ACTIVE or listed)]
-        found = [vb for vb in found if vb.state is not State.DEAD]
+        found = [vb for vb in there if vb is not None and vb.state is not State.DEAD]
+        if not listed:
+            found = [vb for vb in found if vb.state is State.ACTIVE] or found
         # A dump does not mention what never had an item (capture 08c_tap_dump), nor what it will not send.
         return [vb for vb in found if vb.high_seqno] if self.wish.is_dump else found
 
