@@ -7,7 +7,6 @@ import pytest
 from headrace.node import commands  # noqa: F401 - enters the commands
 from headrace.node.dispatch import HANDLERS, Who
 from headrace.node.users import Role
-from headrace.wire import Dialect
 from headrace.wire.message import Answered
 from headrace.wire.registry import REQUESTS
 
@@ -23,18 +22,11 @@ UNSERVED = {
 }
 
 
-def _is_of_older_streams(request: type) -> bool:
-    """What only UPR's draft has is read on a connection that speaks it."""
-    spec = request.spec  # type: ignore[attr-defined]
-    return not {Dialect.DCP, Dialect.TAP} & spec.opcodes.keys()
-
-
 @pytest.mark.parametrize("request_type", REQUESTS, ids=lambda one: one.spec.name)
 def test_each_request_has_a_handler_or_a_reason(request_type: type):
     """A command that is neither served nor excused fails here; so does an excuse that is no longer needed."""
     name = request_type.spec.name  # type: ignore[attr-defined]
-    excused = name in UNSERVED or _is_of_older_streams(request_type)
-    assert (name in HANDLERS) != excused
+    assert (name in HANDLERS) != (name in UNSERVED)
 
 
 def test_what_changes_items_takes_the_role_write():

@@ -13,7 +13,7 @@ from headrace.ids import Cas, Opaque, Seqno, VBucketId, VbUuid
 from headrace.node.dcp.draft_consumer import DraftConsumer
 from headrace.node.dcp.older_consumer import UprConsumer
 from headrace.protocol.consumer import SEQNO_KEPT_MAX
-from headrace.store.records import DELETED, EXPIRED, LIVE, unpack
+from headrace.store.records import DELETED, EXPIRED, LIVE, Record, unpack
 from headrace.wire import Dialect, Message, decode, encode
 from headrace.wire.catalogue import (
     AddStream,
@@ -47,6 +47,7 @@ VB = VBucketId(1)
 STREAM = Opaque(1)
 STATES = {1: State.REPLICA, 2: State.REPLICA}
 OF_STREAM: dict[str, Any] = {"vbucket": VB, "opaque": STREAM}
+RECORD = Record(LIVE, VB, b"k", b"v", 0, Cas(1), Seqno(4), 1).pack()
 BEGIN, END = SnapshotStart(**OF_STREAM), SnapshotEnd(**OF_STREAM)
 
 
@@ -238,6 +239,15 @@ def test_cut_in_a_snapshot():
     assert (vb.high_seqno, vb.in_snapshot) == (3, False)
     _, _, question = asked(world)
     assert (question.start_seqno, question.vbuuid) == (3, 0xA1)
+
+
+def test_what_dcp_left_in_a_snapshot():
+    """Half a snapshot that came by DCP, whose end is known, is dropped as well: the draft cannot ask for the rest."""
+    world = World(STATES)
+    world.bucket.begin_snapshot(world.vb(1), 0, 9)
+    world.bucket.apply(world.vb(1), RECORD)
+    _, _, question = asked(world)
+    assert (question.start_seqno, world.vb(1).in_snapshot, world.vb(1).partial) == (0, False, {})
 
 
 def test_cut_in_a_large_snapshot():

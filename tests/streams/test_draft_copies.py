@@ -22,19 +22,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"e", b"f", b"g"])
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("set"), KEYS, st.binary(max_size=20), st.integers(0, 9)),
-        st.tuples(st.just("set"), KEYS, st.just(b'{"json": 1}'), st.integers(0, 9)),
-        st.tuples(st.just("delete"), KEYS),
-        st.tuples(st.just("expire"), KEYS),
-        st.tuples(st.just("flush")),
-        st.tuples(st.just("read"), st.integers(0, 12)),
-        st.tuples(st.just("read"), st.none()),
-        st.tuples(st.just("lose"), st.integers(0, 6)),
-    ),
-    max_size=30,
+CHANGES = st.one_of(
+    st.tuples(st.just("set"), KEYS, st.binary(max_size=20), st.integers(0, 9)),
+    st.tuples(st.just("set"), KEYS, st.just(b'{"json": 1}'), st.integers(0, 9)),
+    st.tuples(st.just("delete"), KEYS),
+    st.tuples(st.just("expire"), KEYS),
+    st.tuples(st.just("flush")),
 )
+READS = st.tuples(st.just("read"), st.none() | st.integers(0, 12))
+LOSSES = st.tuples(st.just("lose"), st.integers(0, 6))
+STEPS = st.lists(CHANGES | READS | LOSSES, max_size=30)
+ROUNDS = st.lists(
+    st.tuples(st.lists(CHANGES, min_size=1, max_size=6), READS, LOSSES, st.lists(CHANGES, max_size=6)),
+    min_size=1,
+    max_size=4,
+).map(lambda rounds: [step for before, read, lose, after in rounds for step in (*before, read, lose, *after)])
+"""A copy that has read, and whose producer then loses something and goes on: the copy is of a branch that was left."""
 _VBUCKETS = itertools.count()
 
 
@@ -87,7 +90,7 @@ def check(node: Node, copy: Copy) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(STEPS)
+@given(STEPS | ROUNDS)
 def test_a_copy_is_what_the_bucket_is(node: Node, steps: list[tuple[str, ...]]):
     """After changes, deletes, expirations, flushes, cuts at any message, and failovers that lose changes."""
     vb = next(_VBUCKETS) % 1024

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.ids import Opaque
 from headrace.node.dcp.frames import Framer, Shape
-from headrace.node.dcp.sender import TURN_BYTES, Sender
+from headrace.node.dcp.sender import Sender
 from headrace.protocol.controls import Settings, control
 from headrace.protocol.liveness import Due, Liveness
 from headrace.protocol.stream import Phase
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.node.dcp.producer")
 
-TURNS_BYTES = {"low": 64 << 10, "medium": TURN_BYTES, "high": TURN_BYTES}
-"""What a stream sends before it is the turn of others, by the priority of its connection."""
 _NOOP = DcpNoop.spec.opcodes[Dialect.DCP]
 _MARKER = SnapshotMarker.spec.opcodes[Dialect.DCP]
 _SET_STATE = SetVBucketState.spec.opcodes[Dialect.DCP]
@@ -174,7 +172,7 @@ class Producer(Sender):
         self.window.limit_bytes = settings.buffer_bytes
         self.liveness.enabled = settings.noop
         self.liveness.interval_s = settings.noop_interval_s
-        self._turn_bytes = TURNS_BYTES[settings.priority]
+        self._priority = settings.priority
         self._framer = Framer(self._shape())
         self._reply(request, Done)
         self._line.wake()

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.node.dcp.sender")
 
-TURN_BYTES = 1 << 20
-"""What a stream sends before it is the turn of others."""
+TURN_BYTES = {"low": 64 << 10, "medium": 1 << 20, "high": 1 << 20}
+"""What a stream sends before it is the turn of others, by the priority of its connection."""
 PUMP_BYTES = 2 << 20
 """What a connection sends, or reads to send less of it, before it is the turn of other connections."""
 IDLE_S_MAX = 600.0
@@ -71,7 +71,7 @@ class Sender:
         self._flusher = opened.flusher
         self._line = line
         self._may_take_over = may_take_over
-        self._turn_bytes = TURN_BYTES
+        self._priority = "medium"
         self._is_notifier = False
         """Whether streams tell only that there is something new."""
         self._framer = Framer(self._shape())
@@ -220,7 +220,7 @@ class Sender:
         turns = self._turns
         for vb_id in turns.changed():
             turns.put(self.streams[vb_id])
-        turn = self._turn_bytes
+        turn = TURN_BYTES[self._priority]
         room = pump_room = min(self._line.room_bytes(), PUMP_BYTES)
         backfills = turns.disk_readers
         self._starved_until = None

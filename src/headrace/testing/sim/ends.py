@@ -8,7 +8,7 @@ from headrace.history import State
 from headrace.node.dcp.producer import Producer
 from headrace.protocol.stream import Phase
 from headrace.testing.sim.model import BrokenError
-from headrace.wire import encode
+from headrace.wire import Dialect, encode
 from headrace.wire.catalogue import GetFailoverLog
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class SimSession:
         self.bucket = opened.bucket
         self.services = _Services()
         self.end = None
+        self.dialect = Dialect.DCP
         self.datatypes = 0
         self.features: frozenset[int] = frozenset()
         self.tells_seqno = True

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from headrace.ids import VbUuid
 from headrace.node import bucket as node_bucket
-from headrace.node.dcp import consumer, feed, producer
+from headrace.node.dcp import consumer, feed, sender
 from headrace.node.dcp.consumer import Consumer
 from headrace.node.limits import NodeLimits
 from headrace.protocol import consumer as consumer_rules
@@ -54,9 +54,9 @@ LOOK_S = 0.05
 KNOBS: dict[tuple[ModuleType, str], tuple[object, ...]] = {
     (feed, "MEMORY_SNAPSHOT_BYTES_MAX"): (2000, 300, 1),
     (feed, "BLOCK_BYTES"): (1, 400),
-    (producer, "TURN_BYTES"): (dict.fromkeys(("low", "medium", "high"), 1),),
-    (producer, "PUMP_BYTES"): (1, 500),
-    (producer, "BACKFILLS_MAX"): (1,),
+    (sender, "TURN_BYTES"): (dict.fromkeys(("low", "medium", "high"), 1),),
+    (sender, "PUMP_BYTES"): (1, 500),
+    (sender, "BACKFILLS_MAX"): (1,),
     (undo, "ENTRIES_MAX"): (1, 4),
     (consumer_rules, "BUFFER_BYTES"): (1, 500),
     (consumer, "CONTROLS"): (
