@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.client import KvConnection, Loader, LoadRow
+from headrace.ids import Seqno
+from headrace.node import Node, NodeLimits
+from headrace.testing import LiveNode
+from headrace.wire import Dialect, FrameReader, NeedData, encode
+from headrace.wire.catalogue import CompactDb, TapConnect
 from headrace.wire.codes import TapConnectFlag
+from tests.certificates import certificate
 from tests.node.talk import Talk, on_loop
 from tests.processes import start_node
 from tests.tap.tap_reader import TapReader, keys, shapes
@@ -17,7 +25,6 @@ from tests.tap.test_producer_connect import put, wait_for_tap
 
 if TYPE_CHECKING:
     from headrace.client import StatusError
-    from headrace.testing import LiveNode
     from tests.processes import Server
 
 F = TapConnectFlag
@@ -155,3 +162,50 @@ def test_stats_tell_of_connections(node: LiveNode):
     assert told["eq_tapq:one:backfill_completed"] == "true"
     assert together["_total:count"] == "1"
     assert together["_total:total_items_sent"] == "1"
+
+
+def test_purged_deletions_that_a_slow_client_has_not_seen():
+    """Its vbucket is sent anew, from the start: what is gone is not among the items then."""
+    limits = NodeLimits(recent_bytes_max=0, tap_ack_interval=5, tap_ack_window=2)
+    with LiveNode(vbuckets=1, limits=limits) as node:
+        put(node, "first")
+        with TapReader(node, flags=F.SUPPORT_ACK) as tap:
+            got = tap.read(lambda one: shapes([one]) == [("opaque", 8, 0)])
+            tap.acks = False
+            for number in range(30):
+                put(node, f"key-{number}")
+            got = [tap.next() for _ in range(10)]  # a window
+            node.delete("key-29")
+            put(node, "last")
+            node.flush()
+            with Talk(node) as talk:
+                assert talk.status(CompactDb(drop_deletes=1, purge_before_time=0, purge_before_seqno=Seqno(0))) == 0
+            tap.acks = True
+            tap.ack(got[-1])
+            again = tap.read(lambda one: shapes([one]) == [("opaque", 8, 0)])
+    anew = again[shapes(again).index(("opaque", 1, 0)) :]  # behind what was begun before
+    assert keys(anew) == [b"first", *(f"key-{number}".encode() for number in range(29)), b"last"]
+
+
+def test_a_dump_under_tls_ends(tmp_path: Path):
+    """All of it comes, then the end; under TLS there is no half of a connection to close."""
+    cert, key = certificate(tmp_path)
+    context = ssl.create_default_context(cafile=str(cert))
+    with Node(vbuckets=1, tls_cert=cert, tls_key=key) as node:
+        with KvConnection(node.host, node.port, tls=context) as kv:
+            for number in range(100):
+                kv.set(f"key-{number}".encode(), b"v" * 1000)
+        with (
+            socket.create_connection((node.host, node.port), timeout=20) as plain,
+            context.wrap_socket(plain, server_hostname=node.host) as connection,
+        ):
+            connection.sendall(encode(TapConnect(flags=F.DUMP), Dialect.TAP))
+            data = b""
+            while piece := connection.recv(1 << 16):
+                data += piece
+    reader = FrameReader()
+    reader.receive(data)
+    found = []
+    while not isinstance(frame := reader.next_frame(), NeedData):
+        found.append(frame.header.opcode)
+    assert found == [0x44, *[0x41] * 100, 0x44]
