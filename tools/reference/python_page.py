@@ -21,6 +21,8 @@ from headrace.client import (
     SnapshotMarked,
     StreamEnded,
     StreamStarted,
+    TapInterrupted,
+    TapReader,
 )
 from headrace.node import AsyncNode, Node, NodeLimits, NodeOptions
 from headrace.node.options import Reachable
@@ -89,7 +91,7 @@ def _reader_parts() -> Iterator[str]:
     yield f"`{OnRollback.__name__}`:"
     told = field_sentences(OnRollback)
     yield table(["value", "what it means"], ([f"`{each.value}`", told[each.name]] for each in OnRollback))
-    for cls in (BatchReader, ChangeReader, AsyncBatchReader, AsyncChangeReader):
+    for cls in (BatchReader, ChangeReader, AsyncBatchReader, AsyncChangeReader, TapReader):
         yield f"## {cls.__name__}"
         yield fenced(_signature(cls, cls.__name__), "text")
         yield _prose(cls)
@@ -99,7 +101,7 @@ def _reader_parts() -> Iterator[str]:
     yield _prose(Positions)
     yield from _methods(Positions)
     yield "## What readers give"
-    gives = (Change, SnapshotMarked, StreamStarted, StreamEnded, RolledBack)
+    gives = (Change, SnapshotMarked, StreamStarted, StreamEnded, RolledBack, TapInterrupted)
     yield table(
         ["class", "fields", "what it tells"],
         ([f"`{each.__name__}`", ", ".join(f"`{name}`" for name in _names(each)), _first(each)] for each in gives),
