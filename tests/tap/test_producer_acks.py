@@ -357,7 +357,7 @@ def test_there_is_a_bound_for_registered_clients():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_registered_client_has_the_newest_of_every_key_in_the_end(seed: int):
-    """Whatever is acknowledged, refused, cut, failed over or rolled back on the way."""
+    """Whatever is acknowledged, refused or cut on the way."""
     rng = random.Random(seed)
     limits = NodeLimits(tap_ack_interval=rng.choice([1, 3, 7]), tap_ack_window=2, tap_pause_s=0.001)
     with LiveNode(vbuckets=4, limits=limits) as node:

@@ -61,6 +61,10 @@ TimeoutOption = Annotated[
 ]
 
 
+class CommandError(HeadraceError):
+    """What the user asked for cannot be done as it was asked."""
+
+
 _TAP = {"tap://": "couchbase://", "taps://": "couchbases://"}
 
 
@@ -71,13 +75,11 @@ def tap_connection(address: str) -> str | None:
     'couchbase://old-host:11210'
     """
     for scheme, plain in _TAP.items():
+        if address == scheme:
+            raise CommandError(f"{address!r}: no host; an address of TAP is tap://host:port")
         if address.startswith(scheme):
             return plain + address.removeprefix(scheme)
     return None
-
-
-class CommandError(HeadraceError):
-    """What the user asked for cannot be done as it was asked."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
