@@ -19,7 +19,7 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Self
 
-from headrace.client import NotMyVBucketError, ServerAnswerError
+from headrace.client import ConnectionLostError, NotMyVBucketError, ServerAnswerError
 from headrace.client.tap_dump import TapDump
 from headrace.client.tap_feed import no_checkpoints
 from headrace.client.tap_node import TapConnection, TapPart
@@ -27,7 +27,7 @@ from headrace.columns import BINARY_KEYS
 from headrace.history import State
 from headrace.ids import VBucketId
 from headrace.pipelines.lines import Line
-from headrace.pipelines.move import IDLE_S_MAX, LEFTOVER_S, PAUSE_S, Move, Step, named
+from headrace.pipelines.move import ATTEMPTS_MAX, IDLE_S_MAX, LEFTOVER_S, PAUSE_S, Move, Step, named
 from headrace.pipelines.replicate import STEP_S, RefusedError
 from headrace.pipelines.servers import Vbuckets
 from headrace.pipelines.tap_relay import TapRelay
@@ -174,8 +174,14 @@ class TapMove(Move):
     def _target_has_all(self) -> bool:
         """Whether the target has each item of the source, in that version or a later one."""
         part = TapPart(self._options.seeds[0], (self._vb,))
-        with self._target.connect() as items, TapDump(self._options, part) as dump:
-            return all(_are_there(items, self._vb, batch) for batch in dump)
+        for attempt in range(ATTEMPTS_MAX):
+            try:
+                with self._target.connect() as items, TapDump(self._options, part) as dump:
+                    return all(_are_there(items, self._vb, batch) for batch in dump)
+            except ConnectionLostError:  # 4.1.2 ends a dump too early now and then
+                if attempt == ATTEMPTS_MAX - 1:
+                    raise
+        return False
 
     # -- to move it
 
