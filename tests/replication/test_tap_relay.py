@@ -130,6 +130,15 @@ def test_cut_anywhere():
             assert dump(target, 0) == undisturbed
 
 
+def test_a_source_that_closes_a_stream_which_goes_on():
+    """Also after all old items: the job joins again, and does not take it for an end."""
+    with playing(TapServer(whole(*items(5)), held)) as played, LiveNode(vbuckets=1) as node:
+        with running(TapReplication(options(played), server_at(node.host, node.port))) as failures:
+            eventually(lambda: len(played.connects) > 1, "the source is asked again")
+        assert not failures
+        assert node.count() == 5
+
+
 def test_the_target_refuses():
     """What the target does not have ends the job, with a sentence that says what was refused."""
     spent = whole(item(b"key", ttl=0, tap_flags=ASKED))

@@ -137,7 +137,10 @@ class Barrier:
 
 
 class TapRelay:
-    """Joins a connection to a source, which has yet to be asked, and a target; a context manager closes all lines."""
+    """Joins a connection to a source, which has yet to be asked, and a target; a context manager closes all lines.
+
+    `ends` tells if the source is to come to an end by itself; where it is not, a line that is closed is a broken one.
+    """
 
     def __init__(
         self,
@@ -145,6 +148,7 @@ class TapRelay:
         target: Server,
         *,
         expected: Collection[int] | None = None,
+        ends: bool = True,
         state_sent: Callable[[int, int, str | None], None] = lambda _vb, _state, _missing: None,
     ) -> None:
         self.source = source
@@ -159,6 +163,7 @@ class TapRelay:
         """The opcode and status of a message that the target does not take."""
         self.is_over = False
         """Whether the source has said all, and closed its line."""
+        self._ends = ends
         self._state_sent = state_sent
         self._down = Way(self._look_down, _NOTHING)
         self._up = Way(self._look_up, _NOTHING)
@@ -240,7 +245,7 @@ class TapRelay:
         try:
             return read(self.source, self._down)
         except ConnectionLostError:
-            if self.progress.missing is not None:
+            if not self._ends or self.progress.missing is not None:
                 raise
             self.is_over = True
             self.fence()
