@@ -22,7 +22,17 @@ from headrace.pipelines.tap_relay import TapRelay
 from headrace.pipelines.tap_replicate import TapReplication
 from headrace.testing import LiveNode
 from headrace.wire import Dialect, Response, encode
-from headrace.wire.catalogue import Noop, Set, StartPersistence, StopPersistence, TapConnect, TapFlush, TapRequest
+from headrace.wire.catalogue import (
+    Noop,
+    Set,
+    StartPersistence,
+    StopPersistence,
+    TapConnect,
+    TapDelete,
+    TapFlush,
+    TapMutation,
+    TapRequest,
+)
 from headrace.wire.codes import Status, TapConnectFlag, TapFlag, TapOpaqueCode
 from tests.client.servers import refused
 from tests.client.tap_server import TapServer, bytes_of, details, item, opaque, options, playing, read, whole
@@ -264,6 +274,22 @@ def test_a_slow_target():
     finally:
         node.stop()
         node.close()
+
+
+@pytest.mark.parametrize("message", [TapMutation, TapDelete, TapFlush])
+def test_an_item_without_its_fields(message: type[TapRequest]):
+    """What is too short for what it says it is is no TAP message, and nothing worse."""
+    short = bytearray(encode(Noop()))  # a header alone
+    short[1] = message.spec.opcodes[Dialect.TAP]
+    with playing(TapServer([], held)) as played, Node(vbuckets=1) as node:
+        how = options(played)
+        with TapConnection(how.seeds[0], how) as source:
+            relay = TapRelay(source, server_at(node.host, node.port))
+            try:
+                with pytest.raises(ServerAnswerError, match="no TAP stream has"):
+                    relay._down.take(bytes(short))
+            finally:
+                relay.close()
 
 
 def test_what_a_target_must_not_send():

@@ -64,10 +64,12 @@ def _opcode(message: type[Request]) -> int:
 
 _ITEMS = frozenset(map(_opcode, (TapMutation, TapDelete, TapFlush)))
 _FLUSH, _NOOP = _opcode(TapFlush), _opcode(Noop)
-_RESPONSE = int(Magic.RESPONSE)
+_REQUEST, _RESPONSE = int(Magic.REQUEST), int(Magic.RESPONSE)
 _NOTHING: frozenset[int] = frozenset()
 _SPECIFIC, _OPAQUE = Struct(">H"), Struct(">I")
 _TAP_FLAGS_AT = HEADER_BYTES + TapMutation.spec.integer("engine_length").size
+_ITEM_BYTES_MIN = _TAP_FLAGS_AT + _SPECIFIC.size
+"""What is shorter has no flags, and is no item."""
 EVERY = 1 << 16
 """Stands for all vbuckets, where a flush is told."""
 _CANNOT = frozenset({Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED})
@@ -260,7 +262,7 @@ class TapRelay:
 
     def _look_down(self, data: bytes, at: int, stop: int) -> bool:
         opcode = data[at + 1]
-        if opcode in _ITEMS and data[at] != _RESPONSE:
+        if opcode in _ITEMS and data[at] == _REQUEST and stop - at >= _ITEM_BYTES_MIN:
             self.progress.items += 1
             self._since.add(EVERY if opcode == _FLUSH else _SPECIFIC.unpack_from(data, at + 6)[0])
             self._mark(data, at)
