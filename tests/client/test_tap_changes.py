@@ -2,8 +2,12 @@
 
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,8 @@ import pytest
 from headrace.client import Change, ChangeOptions, ConnectionLostError, KvConnection, OptionError, TapInterrupted
 from headrace.client.tap_changes import TapReader
 from headrace.columns import BINARY_KEYS
-from headrace.wire.catalogue import Done, Noop, TapFlush
+from headrace.wire import FrameReader
+from headrace.wire.catalogue import Done, Noop, TapConnect, TapFlush
 from headrace.wire.codes import TapConnectFlag, TapOpaqueCode
 from tests.client.servers import HOST, free_port
 from tests.client.tap_server import CLOCK, TapServer, bytes_of, details, item, opaque, options, playing, whole
@@ -105,6 +110,44 @@ def test_a_stream_goes_on(start: str, flags: int, date: int):
             assert time.monotonic() < end
     assert keys(seen) == ["a", "b"]
     assert (played.connects[0].flags, played.connects[0].backfill_date) == (flags, date)
+
+
+@dataclass
+class Held(TapServer):
+    """One whose items come when a test says so."""
+
+    go: threading.Event = field(default_factory=threading.Event)
+
+    def _dump(self, connection: socket.socket, reader: FrameReader, asked: TapConnect) -> None:
+        del asked
+        connection.sendall(self.frames[0])
+        self.go.wait(WAIT_S)
+        connection.sendall(self.frames[1])
+        while (ack := self._next(connection, reader)) is not None:
+            self.acks.append(ack)
+
+
+def test_what_another_node_sent_is_acknowledged_when_it_was_taken():
+    """Not when the changes of the first node were, which came at the same time."""
+    both = [
+        Held(bytes_of(opaque(TapOpaqueCode.ENABLE_AUTO_NACK), item(key, tap_flags=5)), partial(details, {vb: 1}))
+        for vb, key in enumerate((b"a", b"b"))
+    ]
+    with playing(both[0]) as one, playing(both[1]) as other:
+        hosts = f"couchbase://{HOST}:{one.port},{HOST}:{other.port}"
+        with TapReader(ChangeOptions(connection=hosts), start="now", name="me", registered=True) as reader:
+            assert reader.next_change(0.1) is None
+            for each in both:
+                each.go.set()
+            time.sleep(0.3)
+            seen = keys([reader.next_change(WAIT_S), reader.next_change(WAIT_S)])
+            time.sleep(0.3)
+            assert sorted(seen) == ["a", "b"]
+            assert len(both[seen[-1] == "b"].acks) == 1, "of the message that is no item"
+            assert reader.next_change(0.3) is None
+            end = time.monotonic() + WAIT_S
+            while [len(each.acks) for each in both] != [2, 2]:
+                assert time.monotonic() < end
 
 
 def test_a_broken_stream_from_the_beginning_comes_again():

@@ -21,6 +21,7 @@ from headrace.protocol.tap import (
     Cue,
     Kind,
     Phase,
+    Reached,
     Script,
     Step,
     TapStream,
@@ -96,13 +97,24 @@ def test_a_client_goes_on_where_its_history_is_this_one():
     """Not beyond what is there, not behind purged deletions, not on a branch that nobody knows."""
     log = FailoverLog.new(VbUuid(7)).branch(vbuuid=VbUuid(8), seqno=Seqno(10))
     history = History(log=log, high_seqno=Seqno(20), purge_seqno=Seqno(4))
-    assert goes_on(history, 8, 20)
-    assert goes_on(history, 7, 10)
-    assert goes_on(history, 0, 0)
-    assert not goes_on(history, 8, 21)
-    assert not goes_on(history, 7, 11)
-    assert not goes_on(history, 8, 3)
-    assert not goes_on(history, 9, 5)
+    assert goes_on(history, Reached(8, 20, 20))
+    assert goes_on(history, Reached(7, 10, 10))
+    assert goes_on(history, Reached(0, 0, 0))
+    assert not goes_on(history, Reached(8, 21, 21))
+    assert not goes_on(history, Reached(7, 11, 11))
+    assert not goes_on(history, Reached(8, 3, 3))
+    assert not goes_on(history, Reached(9, 5, 5))
+
+
+def test_in_the_middle_of_changes_a_client_goes_on_if_they_are_all_here():
+    """What was changed once more up to their end it does not have: on a branch that left them earlier it comes anew."""
+    log = FailoverLog.new(VbUuid(7)).branch(vbuuid=VbUuid(8), seqno=Seqno(10))
+    history = History(log=log, high_seqno=Seqno(20))
+    assert goes_on(history, Reached(7, 6, 10))
+    assert not goes_on(history, Reached(7, 6, 11))
+    assert goes_on(history, Reached(8, 15, 20))
+    assert not goes_on(history, Reached(8, 15, 21))
+    assert not goes_on(History(log=log, high_seqno=Seqno(20), purge_seqno=Seqno(15)), Reached(8, 15, 20))
 
 
 # ---------------------------------------------------------------------------------------------------------- the script

@@ -22,7 +22,17 @@ from headrace.pipelines.tap_relay import TapRelay
 from headrace.pipelines.tap_replicate import TapReplication
 from headrace.testing import LiveNode
 from headrace.wire import Dialect, Response, encode
-from headrace.wire.catalogue import Noop, Set, StartPersistence, StopPersistence, TapConnect, TapFlush, TapRequest
+from headrace.wire.catalogue import (
+    Noop,
+    Set,
+    StartPersistence,
+    StopPersistence,
+    TapConnect,
+    TapDelete,
+    TapFlush,
+    TapMutation,
+    TapRequest,
+)
 from headrace.wire.codes import Status, TapConnectFlag, TapFlag, TapOpaqueCode
 from tests.client.servers import refused
 from tests.client.tap_server import TapServer, bytes_of, details, item, opaque, options, playing, read, whole
@@ -128,6 +138,15 @@ def test_cut_anywhere():
             target = server_at(node.host, node.port)
             assert once(played, target).progress.joins >= 3
             assert dump(target, 0) == undisturbed
+
+
+def test_a_source_that_closes_a_stream_which_goes_on():
+    """Also after all old items: the job joins again, and does not take it for an end."""
+    with playing(TapServer(whole(*items(5)), held)) as played, LiveNode(vbuckets=1) as node:
+        with running(TapReplication(options(played), server_at(node.host, node.port))) as failures:
+            eventually(lambda: len(played.connects) > 1, "the source is asked again")
+        assert not failures
+        assert node.count() == 5
 
 
 def test_the_target_refuses():
@@ -255,6 +274,22 @@ def test_a_slow_target():
     finally:
         node.stop()
         node.close()
+
+
+@pytest.mark.parametrize("message", [TapMutation, TapDelete, TapFlush])
+def test_an_item_without_its_fields(message: type[TapRequest]):
+    """What is too short for what it says it is is no TAP message, and nothing worse."""
+    short = bytearray(encode(Noop()))  # a header alone
+    short[1] = message.spec.opcodes[Dialect.TAP]
+    with playing(TapServer([], held)) as played, Node(vbuckets=1) as node:
+        how = options(played)
+        with TapConnection(how.seeds[0], how) as source:
+            relay = TapRelay(source, server_at(node.host, node.port))
+            try:
+                with pytest.raises(ServerAnswerError, match="no TAP stream has"):
+                    relay._down.take(bytes(short))
+            finally:
+                relay.close()
 
 
 def test_what_a_target_must_not_send():

@@ -167,8 +167,9 @@ class TapReader:
     def next_event(self, timeout_s: float | None = None) -> pa.RecordBatch | TapInterrupted | None:
         """Wait for the next batch, or for word that a connection broke; what was given before counts as taken."""
         end = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        for feed in self._feeds:
-            feed.acknowledge()
+        if not self._events:  # else some of what they brought is still to be given
+            for feed in self._feeds:
+                feed.acknowledge()
         while not self._events:
             if self._closed:
                 raise OptionError("the reader is closed")

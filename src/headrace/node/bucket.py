@@ -205,6 +205,7 @@ class Bucket(Memory):
         """Drop all that memory holds of a vbucket, be it on disk or not."""
         self.empty(vb)
         self._marks[vb.id] = 0
+        self.hops.forget(vb.id)
         if self.locks:
             for place in [place for place in self.locks if place[0] == vb.id]:
                 del self.locks[place]

@@ -50,7 +50,7 @@ class NodeLimits:
     partial_bytes_max: int = 8 * MIB
     """What a replica may hold back of a snapshot that is not whole, before it goes to disk as it is."""
     registered_max: int = 256
-    """How many TAP clients a bucket remembers that may come back; each takes 16 bytes a vbucket."""
+    """How many TAP clients a bucket remembers that may come back; each takes 24 bytes a vbucket."""
     tap_ack_interval: int = 1000
     """Every so many messages of a TAP stream one asks for an ack."""
     tap_ack_window: int = 10

@@ -64,10 +64,12 @@ def _opcode(message: type[Request]) -> int:
 
 _ITEMS = frozenset(map(_opcode, (TapMutation, TapDelete, TapFlush)))
 _FLUSH, _NOOP = _opcode(TapFlush), _opcode(Noop)
-_RESPONSE = int(Magic.RESPONSE)
+_REQUEST, _RESPONSE = int(Magic.REQUEST), int(Magic.RESPONSE)
 _NOTHING: frozenset[int] = frozenset()
 _SPECIFIC, _OPAQUE = Struct(">H"), Struct(">I")
 _TAP_FLAGS_AT = HEADER_BYTES + TapMutation.spec.integer("engine_length").size
+_ITEM_BYTES_MIN = _TAP_FLAGS_AT + _SPECIFIC.size
+"""What is shorter has no flags, and is no item."""
 EVERY = 1 << 16
 """Stands for all vbuckets, where a flush is told."""
 _CANNOT = frozenset({Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED})
@@ -137,7 +139,10 @@ class Barrier:
 
 
 class TapRelay:
-    """Joins a connection to a source, which has yet to be asked, and a target; a context manager closes all lines."""
+    """Joins a connection to a source, which has yet to be asked, and a target; a context manager closes all lines.
+
+    `ends` tells if the source is to come to an end by itself; where it is not, a line that is closed is a broken one.
+    """
 
     def __init__(
         self,
@@ -145,6 +150,7 @@ class TapRelay:
         target: Server,
         *,
         expected: Collection[int] | None = None,
+        ends: bool = True,
         state_sent: Callable[[int, int, str | None], None] = lambda _vb, _state, _missing: None,
     ) -> None:
         self.source = source
@@ -159,6 +165,7 @@ class TapRelay:
         """The opcode and status of a message that the target does not take."""
         self.is_over = False
         """Whether the source has said all, and closed its line."""
+        self._ends = ends
         self._state_sent = state_sent
         self._down = Way(self._look_down, _NOTHING)
         self._up = Way(self._look_up, _NOTHING)
@@ -240,7 +247,7 @@ class TapRelay:
         try:
             return read(self.source, self._down)
         except ConnectionLostError:
-            if self.progress.missing is not None:
+            if not self._ends or self.progress.missing is not None:
                 raise
             self.is_over = True
             self.fence()
@@ -255,7 +262,7 @@ class TapRelay:
 
     def _look_down(self, data: bytes, at: int, stop: int) -> bool:
         opcode = data[at + 1]
-        if opcode in _ITEMS and data[at] != _RESPONSE:
+        if opcode in _ITEMS and data[at] == _REQUEST and stop - at >= _ITEM_BYTES_MIN:
             self.progress.items += 1
             self._since.add(EVERY if opcode == _FLUSH else _SPECIFIC.unpack_from(data, at + 6)[0])
             self._mark(data, at)

@@ -144,7 +144,7 @@ class TapReplication:
             wish = TapWish(name=self.name)
             is_known = wish.is_known(connection, part)
             vbuckets, expected = part.vbuckets, None if is_known else _with_items(connection, part)
-        relay = TapRelay(connection, self._target, expected=expected)
+        relay = TapRelay(connection, self._target, expected=expected, ends=once)
         lines.callback(relay.close)
         options = dataclasses.replace(self._options, name=NAME)
         connect = wish.message(options, part, vbuckets, is_known=is_known)

@@ -109,10 +109,22 @@ def is_older(cas: int, since_ns: int) -> bool:
     return CLOCK_NS_MIN <= cas < since_ns
 
 
-def goes_on(history: History, vbuuid: int, seqno: int) -> bool:
-    """Whether a client that has a vbucket up to a seqno of a branch has nothing wrong, and misses nothing behind it."""
-    at = Seqno(seqno)
-    request = ResumeRequest(vbuuid=VbUuid(vbuuid), start_seqno=at, snapshot_start=at, snapshot_end=at)
+class Reached(NamedTuple):
+    """How far a client is with a vbucket: the branch, the seqno, and where the changes end that it is in the middle of.
+
+    Before that end it lacks what was changed once more up to there: it was sent the later version alone, or will be.
+    """
+
+    vbuuid: int
+    seqno: int
+    whole_at: int
+
+
+def goes_on(history: History, reached: Reached) -> bool:
+    """Whether a client that is so far with a vbucket has nothing wrong, and misses nothing behind it."""
+    at, end = Seqno(reached.seqno), Seqno(max(reached.seqno, reached.whole_at))
+    start = at if at == end else Seqno(max(at - 1, 0))
+    request = ResumeRequest(vbuuid=VbUuid(reached.vbuuid), start_seqno=at, snapshot_start=start, snapshot_end=end)
     return isinstance(decide(request, history), Resume)
 
 
@@ -138,13 +150,15 @@ class Cue(NamedTuple):
     """One thing to send, or that was sent: what, of which vbucket, which number goes with it.
 
     `place` is its line in the script, and -1 for what is not in it. The number is the id of a checkpoint, or the seqno
-    up to which a vbucket is told when its old items are over.
+    up to which a vbucket is told when its old items are over. `stream` tells one stream of a vbucket from a later one
+    on the same connection, in what was sent.
     """
 
     kind: Kind
     vbucket: VBucketId = VBucketId(0)
     number: int = 0
     place: int = -1
+    stream: int = 0
 
 
 class Script:
@@ -258,6 +272,7 @@ class TapStream:
         "snapshot_end",
         "takes_over",
         "vbucket",
+        "whole_at",
     )
 
     def __init__(
@@ -270,6 +285,8 @@ class TapStream:
         """Where old items end."""
         self.snapshot_end = cursor
         """Where the changes end that are being sent; the cursor when there are none."""
+        self.whole_at = cursor
+        """The end of all changes that were ever begun: before it, the client lacks what was changed once more."""
         self.phase = Phase.STREAMING if backfill_end is None else Phase.BACKFILLING
         self.takes_over = takes_over
         self.checkpoint: int | None = None
@@ -306,6 +323,7 @@ class TapStream:
     def begin(self, end: int) -> None:
         """Begin to send the changes up to a seqno."""
         self.snapshot_end = end
+        self.whole_at = max(self.whole_at, end)
         if self.phase is Phase.STREAMING:
             self._rounds += 1
 

@@ -67,6 +67,8 @@ class TapFramer:
 
     def __init__(self, wish: Wish, log: AckLog[Cue], hops: Hops) -> None:
         self._keys_only = wish.has(TapConnectFlag.KEYS_ONLY)
+        # What is all that the client gets, or the last that there is of it here, is not left out: it may go one hop.
+        self._ttl_min = int(wish.is_dump or wish.has(TapConnectFlag.TAKEOVER_VBUCKETS))
         self._network_order = wish.has(TapConnectFlag.FIX_BYTEORDER)
         self._log = log
         self._hops = hops
@@ -77,7 +79,7 @@ class TapFramer:
         """Make messages of the records from a place on: so many bytes or a little more, if so many may be unacked.
 
         What ends the queue of its vbucket, which goes up to `high_seqno`, asks for an ack. What may go no further, and
-        what is older than wanted, is left out.
+        what is older than wanted, is left out; a dump and a takeover have what may go no further, too.
         """
         log, hops, view = self._log, self._hops, memoryview(block)
         taken = Taken(at=at)
@@ -88,7 +90,7 @@ class TapFramer:
                 break
             taken.at, taken.last_seqno = end, record.seqno
             taken.looked += 1
-            ttl = hops.left(record.vbucket, record.seqno)
+            ttl = max(self._ttl_min, hops.left(record.vbucket, record.seqno))
             if not ttl or is_older(record.cas, since_ns):
                 continue
             opaque = (log.last + len(taken.seqnos) + 1) & OPAQUE_BITS

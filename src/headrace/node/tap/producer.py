@@ -14,7 +14,7 @@ from headrace.history import Cause, State
 from headrace.node.dcp.sender import BACKFILLS_MAX, PUMP_BYTES, STARVED_S
 from headrace.node.dcp.trouble import Trouble
 from headrace.node.tap.sending import Sending
-from headrace.protocol.tap import Cue, Kind, Pace, Phase, Step
+from headrace.protocol.tap import Cue, Kind, Pace, Phase, Reached, Step
 from headrace.store import StoreError
 from headrace.wire import Response, encode
 from headrace.wire.catalogue import Noop
@@ -97,7 +97,7 @@ class TapProducer(Sending):
             return
         if self._ends_by_itself:  # and cannot come to its end any more
             self._line.leave(f"vbucket {vb.id} is {vb.state.name.lower()} here now")
-        self._left[vb.id] = (stream.vbuuid, stream.cursor)
+        self._left[vb.id] = Reached(stream.vbuuid, stream.cursor, stream.whole_at)
         self._forget(stream)
         self._seen_revision = None
         self._line.wake()
@@ -136,7 +136,7 @@ class TapProducer(Sending):
     def _arrived(self, parts: list[Part[Cue]]) -> None:
         for cue, _, last in parts:
             stream = self.streams.get(cue.vbucket)
-            if stream is None:
+            if stream is None or cue.stream != stream.number:  # what an earlier stream sent says nothing of this one
                 continue
             if cue.kind is Kind.ITEMS:
                 self._keep(stream, last)
@@ -160,6 +160,8 @@ class TapProducer(Sending):
                 self._flush_due = True
             elif stream is not None:
                 self._go_back(stream, cue, first)
+            elif cue.kind is Kind.ITEMS and (left := self._left.get(cue.vbucket)) is not None:
+                self._left[cue.vbucket] = left._replace(seqno=min(left.seqno, first - 1))
 
     def _go_back(self, stream: ServedTap, cue: Cue, seqno: int) -> None:
         if cue.kind is Kind.ITEMS:

@@ -1,33 +1,35 @@
 """TAP clients that may come back: how far each of them is, and nothing else.
 
 A server of TAP's time kept the changes themselves for a registered client that was away, and ran out of memory when it
-stayed away. Here a client is two numbers for each vbucket: the branch that it has, and the seqno up to which it has
-it. Changes behind that are read when it is there.
+stayed away. Here a client is three numbers for each vbucket: the branch that it has, the seqno up to which it has
+it, and from which seqno on that is all of it. Changes behind that are read when it is there.
 """
 
 from __future__ import annotations
 
 from array import array
 
+from headrace.protocol.tap import Reached
+
 
 class Cursors:
     """How far one client is, vbucket by vbucket."""
 
-    __slots__ = ("_seqnos", "_vbuuids")
+    __slots__ = ("_seqnos", "_vbuuids", "_whole_at")
 
     def __init__(self, vbuckets: int) -> None:
         self._vbuuids = array("Q", bytes(8 * vbuckets))
         self._seqnos = array("Q", bytes(8 * vbuckets))
+        self._whole_at = array("Q", bytes(8 * vbuckets))
 
-    def put(self, vbucket: int, vbuuid: int, seqno: int) -> None:
-        """The client has a vbucket up to a seqno."""
-        self._vbuuids[vbucket] = vbuuid
-        self._seqnos[vbucket] = seqno
+    def put(self, vbucket: int, reached: Reached) -> None:
+        """The client is so far with a vbucket."""
+        self._vbuuids[vbucket], self._seqnos[vbucket], self._whole_at[vbucket] = reached
 
-    def get(self, vbucket: int) -> tuple[int, int] | None:
-        """Branch and seqno of a vbucket; None where nothing of it was sent."""
+    def get(self, vbucket: int) -> Reached | None:
+        """How far it is with a vbucket; None where nothing of it was sent."""
         vbuuid = self._vbuuids[vbucket]
-        return (vbuuid, self._seqnos[vbucket]) if vbuuid else None
+        return Reached(vbuuid, self._seqnos[vbucket], self._whole_at[vbucket]) if vbuuid else None
 
 
 class Registered:

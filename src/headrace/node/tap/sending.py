@@ -15,7 +15,7 @@ from headrace.node.tap.checkpoints import checkpoints_of
 from headrace.node.tap.frames import TapFramer
 from headrace.node.tap.messages import message_of
 from headrace.node.tap.streams import Beginnings, ServedTap
-from headrace.protocol.tap import Cue, Kind, Phase, Script, Step
+from headrace.protocol.tap import Cue, Kind, Phase, Reached, Script, Step
 from headrace.protocol.tap_acks import OPAQUE_BITS, AckLog
 from headrace.store.records import SEQNO_AT, SEQNO_END
 from headrace.wire.codes import TapConnectFlag
@@ -54,8 +54,9 @@ class Sending:
         self._turns: Turns[ServedTap] = Turns(opened.bucket.seqnos)
         self._begun: set[ServedTap] = set()
         """The streams that keep memory or pages of the disk."""
-        self._left: dict[int, tuple[int, int]] = {}
-        """Branch and seqno of vbuckets whose streams ended, and that may join again."""
+        self._begun_streams = 0
+        self._left: dict[int, Reached] = {}
+        """How far the client was sent vbuckets whose streams ended, and that may join again."""
         self._seen_revision: int | None = opened.bucket.map_revision
 
     # ------------------------------------------------------------------------------------------------------ vbuckets
@@ -80,6 +81,8 @@ class Sending:
             stream = self._beginnings.stream(vb, self._cursor_of(vb), joins=joins)
             if self.wish.is_dump and stream.phase is Phase.STREAMING:
                 continue  # later changes alone, of which a dump has none
+            self._begun_streams += 1
+            stream.number = self._begun_streams
             self.streams[vb.id] = stream
             self._keep(stream, stream.cursor)
             if stream.phase is Phase.BACKFILLING:
@@ -88,14 +91,14 @@ class Sending:
                 self._turns.put(stream)
         self._script.backfill(backfilled, pending=[vb.id for vb in vbs] if takes_over else ())
 
-    def _cursor_of(self, vb: VBucket) -> tuple[int, int] | None:
+    def _cursor_of(self, vb: VBucket) -> Reached | None:
         left = self._left.pop(vb.id, None)
         return self._cursors.get(vb.id) if left is None and self._cursors is not None else left
 
     def _keep(self, stream: ServedTap, seqno: int) -> None:
         """Remember for a registered client how far it is."""
         if self._cursors is not None:
-            self._cursors.put(stream.vbucket, stream.vbuuid, min(seqno, stream.cursor))
+            self._cursors.put(stream.vbucket, Reached(stream.vbuuid, min(seqno, stream.cursor), stream.whole_at))
 
     def _look_at_vbuckets(self) -> None:
         """Let vbuckets join that are served since a while ago."""
@@ -163,7 +166,7 @@ class Sending:
         feed.advance(taken.at)
         stream.sent(taken.last_seqno)
         if taken.seqnos:
-            self.log.sent(cue, taken.seqnos, asked=taken.asked)
+            self.log.sent(cue._replace(stream=stream.number), taken.seqnos, asked=taken.asked)
             self.sent_items += len(taken.seqnos)
             self._send(b"".join(taken.pieces))
         if not self.log.acks:
@@ -175,7 +178,8 @@ class Sending:
     def _tell(self, cue: Cue) -> int:
         """Send a message that is no item."""
         block = message_of(cue, self.log.last + 1 & OPAQUE_BITS, acks=self.log.acks)
-        self.log.sent(cue, asked=0)
+        stream = self.streams.get(cue.vbucket)
+        self.log.sent(cue if stream is None else cue._replace(stream=stream.number), asked=0)
         return self._send(block)
 
     def _send(self, block: bytes) -> int:

@@ -13,7 +13,7 @@ from headrace.history import History
 from headrace.ids import Seqno
 from headrace.node.dcp.feed import Feed
 from headrace.node.tap.checkpoints import checkpoints_of
-from headrace.protocol.tap import TapStream, goes_on
+from headrace.protocol.tap import Reached, TapStream, goes_on
 from headrace.wire.codes import TapConnectFlag
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class ServedTap(TapStream):
     """A stream and what it reads from."""
 
-    __slots__ = ("awaits_flush", "feed", "has_old", "since_ns", "vb", "vbuuid")
+    __slots__ = ("awaits_flush", "feed", "has_old", "number", "since_ns", "vb", "vbuuid")
 
     def __init__(
         self,
@@ -48,6 +48,8 @@ class ServedTap(TapStream):
         """Whether the client of a takeover has acknowledged all old items: before that the vbucket is not stopped."""
         self.awaits_flush = False
         """Whether it is looked at after the next flush."""
+        self.number = 0
+        """Which stream of its connection it is."""
 
 
 class Beginnings:
@@ -59,29 +61,31 @@ class Beginnings:
         self._backfills = wish.backfills(now_s)
         self._since_ns = wish.since_ns(now_s)
 
-    def stream(self, vb: VBucket, cursor: tuple[int, int] | None, *, joins: bool) -> ServedTap:
-        """The stream of a vbucket of which the client has a branch up to a seqno, or nothing.
+    def stream(self, vb: VBucket, reached: Reached | None, *, joins: bool) -> ServedTap:
+        """The stream of a vbucket with which the client is so far, or has nothing of it.
 
         A vbucket that joins a connection later has old items that are new to the client, whatever it asked for.
         """
         wish, opened = self._wish, self._opened
         feed = Feed(opened.bucket, opened.flusher, vb, disk_only=False)
         takes_over = wish.has(TapConnectFlag.TAKEOVER_VBUCKETS)
-        start = None if wish.is_dump else self._known(vb, cursor, joins=joins)
+        start = None if wish.is_dump else self._known(vb, reached, joins=joins)
         if start is None and not joins and not self._backfills:
-            start = vb.whole_seqno
+            start = Reached(vb.vbuuid, vb.whole_seqno, vb.whole_seqno)
         if start is not None:
-            return ServedTap(vb, feed, cursor=start, takes_over=takes_over)
+            stream = ServedTap(vb, feed, cursor=start.seqno, takes_over=takes_over)
+            stream.whole_at = max(start.seqno, start.whole_at)
+            return stream
         since_ns = 0 if joins else self._since_ns
         return ServedTap(vb, feed, cursor=0, backfill_end=vb.whole_seqno, since_ns=since_ns, takes_over=takes_over)
 
-    def _known(self, vb: VBucket, cursor: tuple[int, int] | None, *, joins: bool) -> int | None:
-        """The seqno up to which the client has a vbucket, where that can be relied on."""
+    def _known(self, vb: VBucket, reached: Reached | None, *, joins: bool) -> Reached | None:
+        """How far the client is with a vbucket, where that can be relied on."""
         named = None if joins else self._wish.checkpoints.get(vb.id)
         if named is not None:
             began = checkpoints_of(self._opened, vb).start_of(named)
-            cursor = None if began is None else (vb.vbuuid, began)
-        if cursor is None or (not cursor[1] and self._backfills):  # who has nothing begins at the beginning
+            reached = None if began is None else Reached(vb.vbuuid, began, began)
+        if reached is None or (not reached.seqno and self._backfills):  # who has nothing begins at the beginning
             return None
         history = History(log=vb.failover_log, high_seqno=Seqno(vb.whole_seqno), purge_seqno=Seqno(vb.purge_seqno))
-        return cursor[1] if goes_on(history, *cursor) else None
+        return reached if goes_on(history, reached) else None
