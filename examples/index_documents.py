@@ -67,7 +67,7 @@ def take_group(index: SphinxIndex, changes: Changes) -> None:
     """Take what is at hand, and write it at once: a transaction for each change would be slow."""
     group: dict[bytes, Document | None] = {}
     vbuckets = set()
-    while len(group) < GROUP_MAX:
+    for _ in range(GROUP_MAX):  # of changes, not of keys: a few that change all the time must not keep all waiting
         found = changes.next(0.0 if group else WAIT_S)
         changes.check(found)
         if isinstance(found, Change) and (key := key_of(found)):
@@ -101,6 +101,7 @@ def document_of(change: Change) -> Document:
     text = (change.value or b"").decode(errors="replace")
     with suppress(ValueError, RecursionError):  # if it is no JSON, all of it is words
         text = " ".join(words_of(json.loads(text)))
+    text = text.encode(errors="replace").decode()  # JSON may escape half a character, which no text has
     return Document(change.vbucket, key_of(change), text)
 
 

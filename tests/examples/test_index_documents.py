@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from importlib import import_module
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.client import KvConnection, NotFoundError
+from headrace.client import Change, KvConnection, NotFoundError
 from headrace.wire.catalogue import Flush, StopPersistence
-from tests.examples.programs import Program, run_to_end, source_of
+from tests.examples.programs import EXAMPLES, Program, run_to_end, source_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -204,6 +206,41 @@ def test_a_search_server_that_crashes_misses_nothing(flush: str, node: Server, s
         with closing(Search(searchd)) as after, Program(tmp_path, "index_documents", *arguments) as again:
             again.wait_until(lambda: after.find("river") == wanted, "the index is not the bucket")
             assert after.find("mill") == {"note::0"}
+
+
+def test_half_a_character_is_indexed_all_the_same(node: Server, searchd: Server, search: Search, tmp_path: Path):
+    """JSON may have half of a surrogate pair, which is no text: the words beside it are found."""
+    with KvConnection(node.host, node.port) as items:
+        items.set(b"note::1", rb'{"text": "river \ud83d mill"}')
+    with Program(tmp_path, "index_documents", source_of(node, "couchbase"), *index_of(searchd)) as program:
+        program.wait_until(lambda: search.find("river mill") == {"note::1"}, "the document is not found")
+
+
+def test_keys_that_change_all_the_time_are_written(monkeypatch: pytest.MonkeyPatch):
+    """A group ends though changes of the same few keys never do."""
+    pytest.importorskip("pymysql")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    program = import_module("index_documents")
+    written: list[dict[bytes, object]] = []
+    given = count(1)
+
+    class Endless:
+        by_tap = True
+
+        def next(self, _wait_s: float) -> Change:
+            seqno = next(given)
+            assert seqno < 100_000, "nothing was written"
+            return Change._make([None] * len(Change._fields))._replace(event="mutation", vbucket=0, key=b"hot")
+
+        def check(self, _found: object) -> None:
+            """Nothing is missed."""
+
+    class Index:
+        def write(self, group: dict[bytes, object], _positions: object) -> None:
+            written.append(group)
+
+    program.take_group(Index(), Endless())
+    assert [list(group) for group in written] == [[b"hot"]]
 
 
 def test_without_a_search_server_there_is_one_sentence(node: Server, tmp_path: Path):

@@ -5,18 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headrace.client import NotFoundError
+from headrace.client import ClientError, NotFoundError
 from headrace.history import State
 from headrace.ids import VBucketId
 from headrace.node import Node
 from headrace.pipelines.failover import promote
 from headrace.pipelines.lines import Line
 from headrace.pipelines.move import Move
+from headrace.pipelines.older import check_dialect
 from headrace.pipelines.replicate import Event, RefusedError, Replication, Streams
 from headrace.pipelines.servers import Server, Vbuckets
 from headrace.testing import Chaos
@@ -254,6 +256,24 @@ def test_a_source_that_does_not_speak_it():
                 Replication(target, source, dialect=dialect).run(lambda: False)
         with Vbuckets(target) as seen:
             assert [seen.state(vb) for vb in ALL] == [State.ACTIVE] * VBUCKETS
+
+
+@pytest.mark.parametrize("dialect", OLDER)
+def test_jobs_that_begin_at_once(nodes: tuple[Node, Node], dialect: Dialect):
+    """Whether a pair speaks a dialect is found out by many jobs at a time: none closes the connection of another."""
+    source, target = servers(nodes)
+    with ThreadPoolExecutor(6) as pool:
+        for asked in [pool.submit(check_dialect, source, target, dialect) for _ in range(24)]:
+            asked.result()
+
+
+def test_a_server_that_is_not_there(nodes: tuple[Node, Node]):
+    """What is said is that nothing listens, not that it speaks something else."""
+    _, target = servers(nodes)
+    gone = server_at("127.0.0.1", 9)
+    for pair in ((gone, target), (target, gone)):
+        with pytest.raises(ClientError, match="cannot connect"):
+            Replication(*pair, dialect=Dialect.UPR_DRAFT).run(lambda: False)
 
 
 def test_a_node_that_speaks_the_draft_alone():

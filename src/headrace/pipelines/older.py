@@ -6,6 +6,7 @@ for their seqnos: when a snapshot ends, the last of them says where.
 
 from __future__ import annotations
 
+import secrets
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -113,14 +114,18 @@ def relay_of(dialect: Dialect) -> type[Relay]:
 
 
 def check_dialect(source: Server, target: Server, dialect: Dialect) -> None:
-    """Refuse a pair of which one does not speak an older dialect."""
+    """Refuse a pair of which one does not speak an older dialect. One that is not there says so by itself."""
     named = _NAMES[dialect]
+    # A name that is opened again closes the connection that had it: jobs that begin at once must not share one.
+    name = f"headrace-dialect:{secrets.token_hex(8)}"
+    with Vbuckets(source) as vbuckets, Vbuckets(target):
+        known = [VBucketId(vb) for vb in vbuckets.seqnos()][:1]
     try:
-        _try_source(source, dialect)
+        _try_source(source, name, dialect, known)
     except ClientError as error:
         raise RefusedError(f"{source} does not speak {named}: without --dialect the two speak DCP ({error})") from error
     try:
-        Line.to_consumer(target, f"headrace-dialect:{source}", dialect).close()
+        Line.to_consumer(target, name, dialect).close()
     except ClientError as error:
         raise RefusedError(
             f"{target} does not ask for streams in {named}, as a headrace node does: without --dialect the two speak "
@@ -128,12 +133,10 @@ def check_dialect(source: Server, target: Server, dialect: Dialect) -> None:
         ) from error
 
 
-def _try_source(source: Server, dialect: Dialect) -> None:
+def _try_source(source: Server, name: str, dialect: Dialect, vbuckets: list[VBucketId]) -> None:
     """Ask for a failover log in the draft, or for a stream of nothing in UPR, as only these have it."""
-    with Vbuckets(source) as vbuckets:
-        known = [VBucketId(vb) for vb in vbuckets.seqnos()][:1]
-    with Line.to_producer(source, "headrace-dialect", dialect) as line:
-        for vb in known:
+    with Line.to_producer(source, name, dialect) as line:
+        for vb in vbuckets:
             if dialect is Dialect.UPR_DRAFT:
                 line.ask(GetFailoverLog(vbucket=vb))
             else:
