@@ -182,6 +182,11 @@ def tap(session: Session, argument: str) -> Entries:
     for end in opened.tap_ends():
         for name, content in end.stats():
             yield f"eq_tapq:{end.name}:{name}", content
+    for client in set(opened.registered) - opened.taps.keys():
+        yield f"eq_tapq:{client}:connected", "false"
+        yield f"eq_tapq:{client}:registered", "true"
+        # It goes on where it is, be that among the old items: nothing is to be sent to it once more.
+        yield f"eq_tapq:{client}:backfill_completed", "true"
     yield "ep_tap_count", len(opened.taps)
     yield "ep_tap_registered_count", len(opened.registered)
 

@@ -8,8 +8,12 @@ it, and from which seqno on that is all of it. Changes behind that are read when
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
 from headrace.protocol.tap import Reached
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Cursors:
@@ -40,6 +44,9 @@ class Registered:
 
     def __len__(self) -> int:
         return len(self._clients)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._clients)
 
     def get(self, name: str) -> Cursors | None:
         """A client that is known."""
