@@ -95,7 +95,14 @@ MEANINGS = {
     "num_vbuckets": "vbuckets of the bucket",
     "headrace_sync": "`behind` or `every-write`",
 }
-_PLACES = {"vb.id": "N", "index": "I", "state.name.lower()": "STATE", "end.name": "NAME", "name": "STAT"}
+_PLACES = {
+    "vb.id": "N",
+    "index": "I",
+    "state.name.lower()": "STATE",
+    "end.name": "NAME",
+    "client": "NAME",
+    "name": "STAT",
+}
 
 
 def stats_page() -> str:

@@ -175,18 +175,19 @@ def dcp(session: Session, argument: str) -> Entries:
     yield "ep_dcp_count", len(ends)
 
 
+_AWAY = (("connected", "false"), ("registered", "true"), ("backfill_completed", "true"))
+"""What is told of a registered client that is away. It goes on where it is, be that among the old items, so nothing is
+to be sent to it once more."""
+
+
 def tap(session: Session, argument: str) -> Entries:
     """The TAP connections, each under its name, and how many clients may come back."""
     del argument
     opened = _opened(session)
-    for end in opened.tap_ends():
-        for name, content in end.stats():
-            yield f"eq_tapq:{end.name}:{name}", content
-    for client in set(opened.registered) - opened.taps.keys():
-        yield f"eq_tapq:{client}:connected", "false"
-        yield f"eq_tapq:{client}:registered", "true"
-        # It goes on where it is, be that among the old items: nothing is to be sent to it once more.
-        yield f"eq_tapq:{client}:backfill_completed", "true"
+    clients = {**dict.fromkeys(opened.registered, _AWAY), **{end.name: end.stats() for end in opened.tap_ends()}}
+    for client, told in clients.items():
+        for name, content in told:
+            yield f"eq_tapq:{client}:{name}", content
     yield "ep_tap_count", len(opened.taps)
     yield "ep_tap_registered_count", len(opened.registered)
 
