@@ -17,11 +17,13 @@ from contextlib import suppress
 
 from common import add_login, parser_of, run, server_of, stopping
 
-from headrace.client import KvConnection, NotFoundError, NotMyVBucketError
+from headrace.client import ClientError, KvConnection, NotFoundError, NotMyVBucketError
 from headrace.ids import VBucketId
 from headrace.pipelines.move import Move, Step
 from headrace.pipelines.servers import Server
 from headrace.wire.catalogue import Get, Item, Set
+
+VBUCKETS_MAX = 1024
 
 
 def main() -> None:
@@ -33,6 +35,8 @@ def main() -> None:
     parser.add_argument("--writers", type=int, default=0, metavar="COUNT", help="clients that write meanwhile")
     add_login(parser)
     args = parser.parse_args()
+    if not 0 <= args.vbucket < VBUCKETS_MAX:
+        parser.error(f"--vbucket is a number from 0 to {VBUCKETS_MAX - 1}, not {args.vbucket}")
 
     def tell(step: Step, text: str) -> None:
         print(f"{step}: {text}", flush=True)
@@ -63,6 +67,7 @@ class Writer(threading.Thread):
         self.key = b"writer-%d" % number
         self.written = 0
         self.refused = 0
+        self.failure: ClientError | None = None
         self._vbucket = VBucketId(vbucket)
         self._connections = [server.connect() for server in servers]
         self._wrote = threading.Event()
@@ -91,6 +96,10 @@ class Writer(threading.Thread):
                 self.refused += 1
                 at = 1 - at
                 time.sleep(0.001)
+            except ClientError as error:  # of this write, nobody knows whether it was done
+                self.failure = error
+                break
+        self._wrote.set()
         for connection in self._connections:
             connection.close()
 
@@ -98,6 +107,8 @@ class Writer(threading.Thread):
         """Hold what the owner has against what was acknowledged."""
         with owner.connect() as connection:
             found = number_in(connection, self.key, self._vbucket)
+        if self.failure is not None and found in {self.written, self.written + 1}:
+            return f"{self.key.decode()}: {self.written} writes, none lost; then {self.failure}"
         if found != self.written:
             sys.exit(f"{self.key.decode()}: {self.written} was acknowledged, and {found} is there")
         return f"{self.key.decode()}: {self.written} writes, {self.refused} refused meanwhile, none lost"

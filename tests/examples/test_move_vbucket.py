@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from typing import TYPE_CHECKING
+
+import pytest
 
 from headrace.history import State
 from headrace.ids import VBucketId
 from headrace.pipelines.servers import Vbuckets
 from headrace.wire.catalogue import Delete, Get, Item, Set
-from tests.examples.programs import run_to_end
+from tests.examples.programs import EXAMPLES, WAIT_S, run_to_end
 from tests.replication.nodes import dump, server_at
 
 if TYPE_CHECKING:
@@ -66,3 +69,25 @@ def test_to_run_it_again_changes_nothing(start: Callable[[], Server], tmp_path: 
         assert code == 0, lines
         assert states(one, two) == [State.DEAD, State.ACTIVE]
         assert set(dump(two, VB)) == {b"item", b"writer-0"}
+
+
+@pytest.mark.parametrize("vbucket", ["-1", "1024"])
+def test_a_number_that_no_vbucket_has(vbucket: str, tmp_path: Path):
+    """It is refused in one sentence, before anything is asked."""
+    code, lines = run_to_end(tmp_path, "move_vbucket", f"--vbucket={vbucket}", "--writers", "1")
+    assert code == 2
+    assert lines[-1].endswith(f"--vbucket is a number from 0 to 1023, not {vbucket}")
+
+
+def test_a_writer_whose_server_is_gone(start: Callable[[], Server], monkeypatch: pytest.MonkeyPatch):
+    """It ends, and says what became of its writes; the one that was under way may be there or not."""
+    process = start()
+    server = server_at(process.host, process.port)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    writer = import_module("move_vbucket").Writer([server, server], VB, 0)
+    writer.begin()
+    process.restart()
+    writer.join(WAIT_S)
+    assert not writer.is_alive()
+    writer.end()
+    assert writer.check(server).startswith(f"writer-0: {writer.written} writes, none lost; then {server}: ")

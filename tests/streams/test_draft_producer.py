@@ -390,6 +390,21 @@ def test_a_takeover_that_is_refused(node: Node):
         assert talk.status(Set(vbucket=VBucketId(VB), key=b"d", value=b"v")) == 0
 
 
+def test_the_last_step_is_refused_behind_another_message(node: Node):
+    """A change refused once "be active" was sent ends nothing: what is said to that decides who is the owner."""
+    write(node, VB, ["a"])
+    with DraftTalk(node) as talk:
+        talk.begin(VB, flags=StreamFlag.TAKEOVER)
+        assert [type(talk.message()) for _ in range(3)] == [SnapshotStart, Mutation, SnapshotEnd]
+        step = talk.expect(SetVBucketState)
+        talk.say(Done(opcode=0x5A, opaque=step.opaque))
+        assert talk.expect(SetVBucketState).state == State.ACTIVE
+        for opcode in (0x56, 0x59, 0x5A):
+            talk.say(ErrorReply(opcode=opcode, opaque=step.opaque, status=Status.KEY_NOT_FOUND))
+        assert talk.expect(StreamEnd).reason == 1
+        assert talk.status(Set(vbucket=VBucketId(VB), key=b"d", value=b"v")) == 0
+
+
 def test_faults_on_purpose(node: Node):
     """What `headrace chaos` does to streams, it does to those of the draft, in their own words."""
     chaos = Chaos(node)

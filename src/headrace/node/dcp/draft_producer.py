@@ -115,7 +115,8 @@ class DraftProducer(Sender):
             # Only a refusal of "be active" itself says that the consumer is not.
             self._end(stream, StreamEndReason.CLOSED, is_refused=stream.phase is Phase.HANDED)
         elif response.status != Status.SUCCESS:
-            self._drop(stream)
+            if stream.phase is not Phase.HANDED:  # else its answer to "be active" is on its way, and decides
+                self._drop(stream)
         elif is_step and stream.phase in {Phase.OFFERED, Phase.HANDED}:
             self._accepted(stream)
 
