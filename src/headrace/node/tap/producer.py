@@ -144,7 +144,7 @@ class TapProducer(Sending):
                 self._keep(stream, cue.number)
                 stream.has_old = True
             elif cue.kind is Kind.PENDING:
-                stream.has_old = stream.phase is not Phase.BACKFILLING
+                stream.has_old = not stream.had_backfill
             elif cue.kind is Kind.ACTIVE and stream.phase is Phase.HANDED:
                 stream.step(Step.ACCEPTED)
                 self._forget(stream)
