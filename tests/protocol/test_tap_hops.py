@@ -51,3 +51,12 @@ def test_runs_say_what_was_noted(noted: list[tuple[int, int]]):
         hops.note(0, seqno, ttl)
     for seqno in range(42):
         assert hops.left(0, seqno) == truth.get(seqno, TTL_MAX + 1) - 1
+
+
+def test_a_run_that_is_rolled_back_keeps_its_beginning():
+    """What came one after the other with the same TTL is one run, and is cut where seqnos begin again."""
+    hops = Hops()
+    for seqno in (1, 2, 3):
+        hops.note(0, seqno, 9)
+    hops.note(0, 2, 5)
+    assert [hops.left(0, seqno) for seqno in (1, 2, 3)] == [8, 4, TTL_MAX]

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.ids import VBucketId
+from headrace.node.commands.admin import flush_all
 from headrace.wire.catalogue import DeleteVBucket
 from headrace.wire.codes import TapConnectFlag
-from tests.node.talk import Talk
+from tests.node.talk import Talk, on_loop
 from tests.tap.sending import Sender, item
-from tests.tap.tap_reader import TapReader, keys
+from tests.tap.tap_reader import TapReader, keys, shapes
 from tests.tap.test_producer_acks import ACK, INTERVAL, REGISTERED, TEMPORARY, WINDOW, fill, is_closed
 from tests.tap.test_producer_connect import put, state
 
@@ -91,6 +92,18 @@ def test_what_was_refused_of_a_vbucket_that_is_away_comes_when_it_is_back(node: 
         state(node, 0, ACTIVE)
         put(node, "c")
         assert keys(tap.read(lambda one: keys([one]) == [b"c"])) == [b"a", b"b", b"c"]
+
+
+def test_a_flush_of_some_vbuckets_is_told_as_deletions_alone(node: LiveNode):
+    """A copy that another feeds is left out of a flush by TAP, and must not go at the client."""
+    put(node, "gone")
+    put(node, "stays", vbucket=1)
+    with TapReader(node) as tap:
+        tap.read(lambda one: shapes([one]) == [("opaque", 8, 7)])
+        opened = node.running.services.buckets.get("default")
+        assert opened is not None
+        on_loop(node, lambda: flush_all(opened, lambda vb: vb.id == 0))
+        assert shapes([tap.next()]) == [("delete", b"gone")]
 
 
 @pytest.mark.parametrize("flags", [F.DUMP, F.TAKEOVER_VBUCKETS])

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.ids import VBucketId
-from headrace.wire.catalogue import Delete, GetVBucket, Set, TapMutation, TapVBucketSet, VBucketStateReply
+from headrace.ids import Seqno, VBucketId
+from headrace.node import NodeLimits
+from headrace.testing import LiveNode
+from headrace.wire.catalogue import CompactDb, Delete, GetVBucket, Set, TapMutation, TapVBucketSet, VBucketStateReply
 from headrace.wire.codes import Status, TapConnectFlag
 from tests.node.talk import Talk
 from tests.tap.tap_reader import ITEMS, TapReader, keys, shapes
 from tests.tap.test_producer_connect import put, state
 
 if TYPE_CHECKING:
-    from headrace.testing import LiveNode
     from tests.tap.tap_reader import TapMessage
 
 F = TapConnectFlag
@@ -166,6 +167,43 @@ def test_a_client_that_refuses_to_be_active(node: LiveNode, status: int):
         else:
             assert tap.ends()
             put_when_served(node)
+
+
+def test_it_is_not_stopped_before_the_client_has_its_old_items(node: LiveNode):
+    """That it is pending is acknowledged long before that."""
+    put(node, "a")
+    with TapReader(node, flags=TAKEOVER, vbuckets=[0]) as tap:
+        tap.acks = False
+        got = tap.read(lambda one: shapes([one]) == [("opaque", 8, 0)])
+        pending = next(one for one in got if isinstance(one, TapVBucketSet))
+        tap.ack(pending)
+        with Talk(node) as talk:
+            while talk.stats(b"tapagg")["_total:ack_log_size"] != str(len(got) - 2):
+                pass
+        put(node, "b")
+        assert keys([tap.next()]) == [b"b"]
+
+
+def test_deletions_that_are_purged_while_the_vbucket_is_stopped():
+    """The client cannot get them any more: the connection ends, and the vbucket is served here again."""
+    with LiveNode(vbuckets=1, limits=NodeLimits(tap_pause_s=0.5)) as node:
+        put(node, "gone")
+        with TapReader(node, flags=TAKEOVER, vbuckets=[0]) as tap:
+            tap.acks = False
+            old = tap.read(lambda one: shapes([one]) == [("opaque", 8, 0)])
+            with Talk(node) as talk:
+                assert talk.status(Delete(key=b"gone")) == 0
+            put(node, "last")
+            deletion, _ = tap.next(), tap.next()
+            tap.ack(old[-1])
+            while state_of(node, 0) != DEAD:
+                pass
+            node.flush()
+            tap.ack(deletion, Status.TEMPORARY_FAILURE)  # it comes again after a while
+            with Talk(node) as talk:
+                assert talk.status(CompactDb(drop_deletes=1, purge_before_time=0, purge_before_seqno=Seqno(0))) == 0
+            tap.read_all()
+        put_when_served(node)
 
 
 def test_only_what_is_served_here_can_be_given_away(node: LiveNode):

@@ -71,7 +71,7 @@ async def flush_all(opened: OpenBucket, of: Callable[[VBucket], bool] = _is_acti
     opened.bucket.check_writable()
     marks = [(vb, vb.high_seqno) for vb in opened.bucket.vbuckets if vb is not None and vb.live_items and of(vb)]
     for tap in opened.tap_ends() if marks else ():
-        tap.flushed()
+        tap.flushed({vb.id for vb, _ in marks})
     for vb, last in marks:
         # Before a later change is sent, so that it does not fall to the flush; the deletions follow.
         for one in list(opened.ends.values()):

@@ -21,7 +21,7 @@ from headrace.wire.catalogue import Noop
 from headrace.wire.codes import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from headrace.history import Transition
     from headrace.node.buckets import OpenBucket
@@ -144,7 +144,7 @@ class TapProducer(Sending):
                 self._keep(stream, cue.number)
                 stream.has_old = True
             elif cue.kind is Kind.PENDING:
-                stream.has_old = stream.phase is not Phase.BACKFILLING
+                stream.has_old = not stream.had_backfill
             elif cue.kind is Kind.ACTIVE and stream.phase is Phase.HANDED:
                 stream.step(Step.ACCEPTED)
                 self._forget(stream)
@@ -382,9 +382,13 @@ class TapProducer(Sending):
 
     # -------------------------------------------------------------------------------------------------------- to end
 
-    def flushed(self) -> None:
-        """All items of the bucket are being removed; who sees only a part of it sees the deletions alone."""
-        if not self.wish.vbuckets and not self._ends_by_itself:
+    def flushed(self, vbuckets: Collection[int]) -> None:
+        """All items of some vbuckets are being removed; the deletions follow in any case.
+
+        The message is for a whole bucket: who sees only a part of it, or something that stays, is sent none.
+        """
+        stays = any(one.vb.live_items and one.vbucket not in vbuckets for one in self.streams.values())
+        if not self.wish.vbuckets and not self._ends_by_itself and not stays:
             self._flush_due = True
             self._line.wake()
 

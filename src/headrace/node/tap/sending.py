@@ -109,11 +109,18 @@ class Sending:
         if new:
             self._join(new, joins=True)
 
-    def _begin_anew(self, stream: ServedTap) -> None:
-        """Deletions behind the cursor were purged: only with all items again does the client have what is there."""
+    def _begin_anew(self, stream: ServedTap) -> int:
+        """Deletions behind the cursor were purged: only with all items again does the client have what is there.
+
+        Not while the vbucket is stopped for it: it is served here again, and the client may ask once more.
+        """
+        if stream.holds_vbucket:
+            self._line.leave(f"deletions of vbucket {stream.vbucket} were purged that the client does not have")
+            return 0
         log.info("a TAP client is sent a vbucket anew", extra={"connection": self.name, "vbucket": stream.vbucket})
         self._forget(stream)
         self._join([stream.vb], joins=True)
+        return 1
 
     def _forget(self, stream: ServedTap) -> None:
         self.streams.pop(stream.vbucket, None)
@@ -137,8 +144,7 @@ class Sending:
         if not stream.in_snapshot:
             opened = feed.open(stream.cursor, may_read_disk=may_read_disk)
             if feed.has_gap:
-                self._begin_anew(stream)
-                return 1
+                return self._begin_anew(stream)
             if opened is None:
                 return 0
             stream.begin(opened[0])

@@ -13,7 +13,7 @@ from headrace.history import History
 from headrace.ids import Seqno
 from headrace.node.dcp.feed import Feed
 from headrace.node.tap.checkpoints import checkpoints_of
-from headrace.protocol.tap import Reached, TapStream, goes_on
+from headrace.protocol.tap import Phase, Reached, TapStream, goes_on
 from headrace.wire.codes import TapConnectFlag
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class ServedTap(TapStream):
     """A stream and what it reads from."""
 
-    __slots__ = ("awaits_flush", "feed", "has_old", "number", "since_ns", "vb", "vbuuid")
+    __slots__ = ("awaits_flush", "feed", "had_backfill", "has_old", "number", "since_ns", "vb", "vbuuid")
 
     def __init__(
         self,
@@ -44,6 +44,8 @@ class ServedTap(TapStream):
         self.feed = feed
         self.since_ns = since_ns
         """Old items that were changed before this are left out."""
+        self.had_backfill = self.phase is Phase.BACKFILLING
+        """Whether it began with old items."""
         self.has_old = False
         """Whether the client of a takeover has acknowledged all old items: before that the vbucket is not stopped."""
         self.awaits_flush = False
