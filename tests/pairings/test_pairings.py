@@ -8,7 +8,6 @@ cut at random places on both sides of the carrier.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -25,12 +24,13 @@ from headrace.testing import LiveNode
 from headrace.wire import Dialect
 from headrace.wire.catalogue import Flush
 from tests.pairings.cutting import Cutter
-from tests.replication.nodes import WAIT_S, dump, eventually, server_at
+from tests.replication.nodes import dump, eventually, running, server_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headrace.pipelines.servers import Server
+    from tests.replication.nodes import Job
 
 VBUCKETS = 4
 KEYS = 120
@@ -123,32 +123,17 @@ def difference(here: Items, there: Items) -> str:
 def copying(dialect: Dialect, source: LiveNode, target: Server) -> Iterator[list[str]]:
     """Carry a bucket for as long as a `with` lasts; gives what was told."""
     told: list[str] = []
-    stop = threading.Event()
-    failures: list[BaseException] = []
 
     def tell(event: object, text: str) -> None:
         told.append(f"{event}: {text}")
 
-    def run() -> None:
-        try:
-            if dialect is Dialect.TAP:
-                options = ChangeOptions(connection=f"couchbase://{source.host}:{source.port}")
-                TapReplication(options, target, tell=tell).run(stop.is_set)
-            else:
-                server = server_at(source.host, source.port)
-                Replication(server, target, dialect=dialect, force=True, tell=tell).run(stop.is_set)
-        except BaseException as error:  # noqa: BLE001 - told to the test
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    if dialect is Dialect.TAP:
+        options = ChangeOptions(connection=f"couchbase://{source.host}:{source.port}")
+        job: Job = TapReplication(options, target, tell=tell)
+    else:
+        job = Replication(server_at(source.host, source.port), target, dialect=dialect, force=True, tell=tell)
+    with running(job):
         yield told
-    finally:
-        stop.set()
-        thread.join(WAIT_S)
-        assert not thread.is_alive()
-        assert not failures, failures
 
 
 def copy(dialect: Dialect, source: LiveNode, target: LiveNode, seed: int) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.client import Address
 from headrace.ids import Opaque, Seqno, VBucketId
@@ -81,11 +81,16 @@ def copy_once(source: Server, target: Server, **options: Any) -> Replication:
     return job
 
 
+class Job(Protocol):
+    """A replication, by whatever dialect."""
+
+    def run(self, stop: Callable[[], bool]) -> object: ...
+
+
 @contextmanager
-def replicating(source: Server, target: Server, **options: Any) -> Iterator[Replication]:
-    """Replicate in a thread for as long as a `with` lasts."""
+def running(job: Job) -> Iterator[list[BaseException]]:
+    """Run a job in a thread for as long as a `with` lasts; gives what it raised, which must be nothing in the end."""
     stop = threading.Event()
-    job = Replication(source, target, **options)
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -97,12 +102,20 @@ def replicating(source: Server, target: Server, **options: Any) -> Iterator[Repl
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield job
+        yield failures
     finally:
         stop.set()
         thread.join(WAIT_S)
         assert not thread.is_alive()
         assert not failures, failures
+
+
+@contextmanager
+def replicating(source: Server, target: Server, **options: Any) -> Iterator[Replication]:
+    """Replicate in a thread for as long as a `with` lasts."""
+    job = Replication(source, target, **options)
+    with running(job):
+        yield job
 
 
 def is_equal(source: Server, target: Server, vbuckets: range) -> bool:

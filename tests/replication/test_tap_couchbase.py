@@ -5,7 +5,6 @@ tests/replication/test_couchbase.py says what HEADRACE_COUCHBASE_SERVER is.
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from headrace.pipelines.servers import Server, Vbuckets
 from headrace.pipelines.tap_replicate import TapReplication
 from headrace.testing import LiveNode
 from tests.processes import start_node
-from tests.replication.nodes import WAIT_S, dump, eventually, server_at
+from tests.replication.nodes import WAIT_S, dump, eventually, running, server_at
 from tests.replication.test_couchbase import ALL, PROGRAM, VBUCKETS, couchbase, fill, ours
 
 if TYPE_CHECKING:
@@ -62,25 +61,9 @@ def copy_once(source: Server, target: Server, **more: Any) -> TapReplication:
 @contextmanager
 def replicating(source: Server, target: Server, **more: Any) -> Iterator[TapReplication]:
     """Replicate in a thread for as long as a `with` lasts."""
-    stop = threading.Event()
     job = TapReplication(options_of(source), target, **more)
-    failures: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            job.run(stop.is_set)
-        except BaseException as error:  # noqa: BLE001 - told to the test
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with running(job):
         yield job
-    finally:
-        stop.set()
-        thread.join(WAIT_S)
-        assert not thread.is_alive()
-        assert not failures, failures
 
 
 def test_a_dump(couchbase: Server, ours: Server):

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +36,11 @@ from headrace.wire.codes import Status, TapConnectFlag, TapFlag, TapOpaqueCode
 from tests.client.servers import refused
 from tests.client.tap_server import TapServer, bytes_of, details, item, opaque, options, playing, read, whole
 from tests.processes import start_node
-from tests.replication.nodes import WAIT_S, dump, eventually, server_at
+from tests.replication.nodes import WAIT_S, dump, eventually, running, server_at
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from headrace.pipelines.servers import Server
     from headrace.wire import FrameReader
@@ -73,27 +72,6 @@ def once(played: TapServer, target: Server, **more: Any) -> TapReplication:
     job = TapReplication(options(played), target, **more)
     assert job.run(bounded(), once=True).caught_up
     return job
-
-
-@contextmanager
-def running(job: TapReplication) -> Iterator[list[BaseException]]:
-    """Run a job in a thread for as long as a `with` lasts; gives what it raised."""
-    stop, failures = threading.Event(), list[BaseException]()
-
-    def run() -> None:
-        try:
-            job.run(stop.is_set)
-        except BaseException as error:  # noqa: BLE001 - told to the test
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield failures
-    finally:
-        stop.set()
-        thread.join(WAIT_S)
-        assert not thread.is_alive()
 
 
 def test_a_dump():

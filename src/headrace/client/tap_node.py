@@ -50,8 +50,6 @@ SILENCE_S_MAX = 90.0
 """How long a server may be silent while it reads its disk (idle, it gives a sign of life each 20 s), or write nothing
 of what it has to."""
 
-READ_BYTES = 256 * 1024
-
 PAUSE_S = 0.2
 """How long to wait before the server is asked again what it wrote."""
 
@@ -117,10 +115,6 @@ class _Line(Transport):
         """Wait so long for a byte, at least."""
         self._timeout_s = min(max(seconds, self._timeout_s), TIMEOUT_S_MAX)
 
-    def fileno(self) -> int:
-        """What to poll."""
-        return self._socket.fileno()
-
     def take(self) -> list[Frame]:
         """Frames that are there, without waiting; those that came before the end are given before it is told."""
         with self._translated("the connection broke"):
@@ -132,22 +126,6 @@ class _Line(Transport):
         frames = list(self._frames)
         self._frames.clear()
         return frames
-
-    def read(self) -> bytes:
-        """Bytes that are there; empty for none now."""
-        with self._translated("the connection broke"):
-            try:
-                data = self._socket.recv(READ_BYTES)
-            except self._waits:
-                return b""
-            if not data:
-                raise ConnectionLostError(f"{self._address}: the server closed the connection")
-            return data
-
-    def write(self, data: memoryview) -> int:
-        """Send as much as goes now, and give how much."""
-        with self._translated("the connection broke"):
-            return self._write(data)
 
 
 class TapConnection(NodeConnection):

@@ -85,6 +85,22 @@ class Transport:
                 if not self._fill():
                     self._wait(writing=False)
 
+    # -- bytes, for who carries them elsewhere; not to be mixed with frames
+
+    def fileno(self) -> int:
+        """What to poll."""
+        return self._socket.fileno()
+
+    def read(self) -> bytes:
+        """Bytes that are there; empty for none now."""
+        with self._translated("the connection broke"):
+            return self._receive()
+
+    def write(self, data: memoryview) -> int:
+        """Send as much as goes now, and give how much."""
+        with self._translated("the connection broke"):
+            return self._write(data)
+
     def close(self) -> None:
         """Close; what was not read is lost."""
         with suppress(OSError):
@@ -98,16 +114,21 @@ class Transport:
 
     def _fill(self) -> bool:
         """Take in what is there, and cut it into frames; tell if there was something."""
+        data = self._receive()
+        if data:
+            self._reader.receive(data)
+            while isinstance(frame := self._reader.next_frame(), Frame):
+                self._frames.append(frame)
+        return bool(data)
+
+    def _receive(self) -> bytes:
         try:
             data = self._socket.recv(_READ_BYTES)
         except self._waits:
-            return False
+            return b""
         if not data:
             raise ConnectionLostError(f"{self._address}: the server closed the connection")
-        self._reader.receive(data)
-        while isinstance(frame := self._reader.next_frame(), Frame):
-            self._frames.append(frame)
-        return True
+        return data
 
     def _wait(self, *, writing: bool) -> None:
         # Not select(), which refuses a descriptor past 1023: a busy process has more files open.

@@ -10,7 +10,7 @@ import dataclasses
 import secrets
 from typing import TYPE_CHECKING, Any, Self
 
-from headrace.client.errors import ConnectionLostError, ServerAnswerError, StatusError, error_of
+from headrace.client.errors import ServerAnswerError, StatusError, error_of
 from headrace.client.opening import opening
 from headrace.client.transport import Transport
 from headrace.history import FailoverLog
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from headrace.pipelines.servers import Server
     from headrace.wire.message import Request
 
-READ_BYTES = 256 * 1024
 NAME_BYTES_MAX = 200
 FEATURES = (Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON, Feature.SNAPPY, Feature.XATTR, Feature.ALT_REQUEST)
 """What a consumer may be able to take. A producer is asked only for what its consumer granted."""
@@ -157,28 +156,6 @@ class Line(Transport):
                     ask = steps.send(reply)
         except StopIteration as done:
             return done.value
-
-    # -- bytes, once it is joined
-
-    def fileno(self) -> int:
-        """What to poll."""
-        return self._socket.fileno()
-
-    def read(self) -> bytes:
-        """What is there; empty for nothing now."""
-        with self._translated("the connection broke"):
-            try:
-                data = self._socket.recv(READ_BYTES)
-            except self._waits:
-                return b""
-            if not data:
-                raise ConnectionLostError(f"{self.server}: the server closed the connection")
-            return data
-
-    def write(self, data: memoryview) -> int:
-        """Send as much as goes now, and give how much."""
-        with self._translated("the connection broke"):
-            return self._write(data)
 
 
 _ALWAYS = frozenset({Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON})

@@ -52,9 +52,7 @@ _ITEMS = frozenset(map(_opcode, (Mutation, Deletion, Expiration)))
 _BEGUN, _DONE, _END, _STATE = map(_opcode, (SnapshotStart, SnapshotEnd, StreamEnd, SetVBucketState))
 _OF_STREAMS = _ITEMS | {_BEGUN, _DONE, _END, _STATE, _opcode(StreamStart), _opcode(DcpFlush)}
 _REQUEST = _opcode(StreamRequest)
-_ADD = AddStream.spec.opcodes[Dialect.DCP]
 _VBUCKET = Struct(">H")
-_OPAQUE = Struct(">I")
 _REASON = Struct(">I")
 _SEQNO = Struct(">Q")
 
@@ -63,6 +61,9 @@ class DraftRelay(Relay):
     """Joins a line to a producer and one to a consumer, which speak the UPR draft to each other."""
 
     passed = frozenset()
+    request = _REQUEST
+    of_streams = _OF_STREAMS
+    ours = frozenset({AddStream.spec.opcodes[Dialect.DCP]})
 
     def __init__(self, producer: AnyLine, consumer: AnyLine, watcher: Watcher) -> None:
         super().__init__(producer, consumer, watcher)
@@ -89,22 +90,6 @@ class DraftRelay(Relay):
             self._watcher.state_sent(vb, data[body])
         elif opcode == _END and stop - body >= _REASON.size:
             self._watcher.ended(vb, _REASON.unpack_from(data, body)[0])
-        return True
-
-    def _look_up(self, data: bytes, at: int, stop: int) -> bool:
-        del stop
-        opcode = data[at + 1]
-        (specific,) = _VBUCKET.unpack_from(data, at + 6)
-        (opaque,) = _OPAQUE.unpack_from(data, at + 12)
-        if data[at] == Magic.REQUEST:
-            if opcode == _REQUEST:
-                self._watcher.asked(specific, opaque)
-            return True
-        if opcode == _ADD:
-            self._watcher.added(opaque, specific)
-            return False
-        if specific and opcode in _OF_STREAMS:
-            self._watcher.refused(opaque, opcode, specific)
         return True
 
 

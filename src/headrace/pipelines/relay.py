@@ -215,6 +215,12 @@ class Relay:
 
     passed = _ITEMS
     """What comes from the producer and is counted as an item, and not looked at."""
+    request = _REQUEST
+    """What the consumer asks for a stream by."""
+    of_streams = _OF_STREAMS
+    """What the producer sends of a stream; the consumer may refuse it."""
+    ours = _OURS
+    """What is asked of either by the relay's owner: its answers go no further."""
 
     def __init__(self, producer: Line, consumer: Line, watcher: Watcher) -> None:
         self._producer = producer
@@ -269,7 +275,7 @@ class Relay:
         """Look at a message of the producer that is no item; False for one that is not for the consumer."""
         magic, opcode = data[at], data[at + 1]
         if magic == _RESPONSE:
-            return opcode not in _OURS
+            return opcode not in self.ours
         (vb,) = _SPECIFIC.unpack_from(data, at + 6)
         body = at + HEADER_BYTES
         if opcode == _MARKER and stop - body >= _MARKER_BYTES:
@@ -286,14 +292,14 @@ class Relay:
         (specific,) = _SPECIFIC.unpack_from(data, at + 6)
         (opaque,) = _OPAQUE.unpack_from(data, at + 12)
         if magic == _MAGIC_REQUEST:
-            if opcode == _REQUEST:
+            if opcode == self.request:
                 self._watcher.asked(specific, opaque)
             return not (opcode == _CONTROL and self._is_unwanted(data[at:stop], opaque))
-        if opcode in _OURS:
+        if opcode in self.ours:
             if opcode == _ADD:
                 self._watcher.added(opaque, specific)
             return False
-        if specific and opcode in _OF_STREAMS:
+        if specific and opcode in self.of_streams:
             self._watcher.refused(opaque, opcode, specific)
         return True
 

@@ -156,18 +156,9 @@ class Replication:
     def run(self, stop: Callable[[], bool], *, once: bool = False) -> Progress:
         """Copy until told to stop; with `once`, until the target has on disk what the source had at the start."""
         self._prepare()
-        pause_s = PAUSE_S_FIRST
-        while self._vbuckets and not stop():
-            before = self.progress.bytes
-            try:
-                if self._join(stop, once=once):
-                    break
-            except ClientError as error:
-                if not error.retriable and not isinstance(error, ServerAnswerError):
-                    raise
-                self._tell(Event.LOST, str(error))
-                pause_s = PAUSE_S_FIRST if self.progress.bytes > before else min(2 * pause_s, PAUSE_S_MAX)
-                _sleep(pause_s, stop)
+        keep_joined(
+            lambda: self._join(stop, once=once), self.progress, self._tell, lambda: not self._vbuckets or stop()
+        )
         return self.progress
 
     # -- prepare
@@ -338,10 +329,28 @@ _MEANINGS: dict[int, str] = {
 }
 
 
+def keep_joined(
+    join: Callable[[], bool], progress: Progress, tell: Callable[[Event, str], None], stop: Callable[[], bool]
+) -> None:
+    """Join until that came to its end, or there is a stop: lines that break are made anew, after a pause."""
+    pause_s = PAUSE_S_FIRST
+    while not stop():
+        before = progress.bytes
+        try:
+            if join():
+                return
+        except ClientError as error:
+            if not error.retriable and not isinstance(error, ServerAnswerError):
+                raise
+            tell(Event.LOST, str(error))
+            pause_s = PAUSE_S_FIRST if progress.bytes > before else min(2 * pause_s, PAUSE_S_MAX)
+            _sleep(pause_s, stop)
+
+
 def _sleep(seconds: float, stop: Callable[[], bool]) -> None:
     end = time.monotonic() + seconds
     while not stop() and time.monotonic() < end:
         time.sleep(STEP_S)
 
 
-__all__ = ["Event", "Progress", "RefusedError", "Replication", "add_streams", "check_counts", "shown"]
+__all__ = ["Event", "Progress", "RefusedError", "Replication", "add_streams", "check_counts", "keep_joined", "shown"]

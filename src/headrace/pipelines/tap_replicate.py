@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import dataclasses
 import select
-import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from headrace.client import ClientError, ServerAnswerError
 from headrace.client.tap_feed import TapWish, registered_name
 from headrace.client.tap_intake import prepare_dump
 from headrace.client.tap_node import TapConnection, tap_parts
 from headrace.history import State
-from headrace.pipelines.replicate import PAUSE_S_FIRST, PAUSE_S_MAX, STEP_S, Event, Progress, RefusedError, shown
+from headrace.pipelines.replicate import STEP_S, Event, Progress, RefusedError, keep_joined, shown
 from headrace.pipelines.servers import Vbuckets
 from headrace.pipelines.tap_relay import TapRelay
 from headrace.wire import Dialect, encode
@@ -63,18 +61,7 @@ class TapReplication:
     def run(self, stop: Callable[[], bool], *, once: bool = False) -> Progress:
         """Carry until told to stop; with `once`, until the target has on disk what the source had at the start."""
         self._prepare()
-        pause_s = PAUSE_S_FIRST
-        while not stop():
-            before = self.progress.bytes
-            try:
-                if self._join(stop, once=once):
-                    break
-            except ClientError as error:
-                if not error.retriable and not isinstance(error, ServerAnswerError):
-                    raise
-                self._tell(Event.LOST, str(error))
-                pause_s = PAUSE_S_FIRST if self.progress.bytes > before else min(2 * pause_s, PAUSE_S_MAX)
-                _sleep(pause_s, stop)
+        keep_joined(lambda: self._join(stop, once=once), self.progress, self._tell, stop)
         return self.progress
 
     def forget(self) -> None:
@@ -195,12 +182,6 @@ def _with_items(connection: TapConnection, part: TapPart) -> set[int] | None:
     if held is None or part.vbuckets is None or any(vb not in held for vb in part.vbuckets):
         return None
     return {vb for vb in part.vbuckets if held[vb].num_items}
-
-
-def _sleep(seconds: float, stop: Callable[[], bool]) -> None:
-    end = time.monotonic() + seconds
-    while not stop() and time.monotonic() < end:
-        time.sleep(STEP_S)
 
 
 __all__ = ["NAME", "TapReplication", "check_counts"]
