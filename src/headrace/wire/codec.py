@@ -8,6 +8,7 @@ frame can be made of raise, in framing.
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from typing import Any
 
 from headrace.errors import LocalProtocolError
@@ -26,7 +27,6 @@ _MAGIC_OF: dict[Kind, tuple[Magic, Magic | None]] = {
     Kind.SERVER_REQUEST: (Magic.SERVER_REQUEST, None),  # the two of the server have no flexible form
     Kind.SERVER_RESPONSE: (Magic.SERVER_RESPONSE, None),
 }
-_NOTHING = (0, 0)
 _MESSAGE_FIELDS = frozenset(field.name for field in dataclasses.fields(Message))
 
 
@@ -73,8 +73,7 @@ def decode(data: bytes | Frame, dialect: Dialect = Dialect.DCP) -> Message:
     common: dict[str, Any] = {"opaque": Opaque(header.opaque), "cas": Cas(header.cas), "datatype": header.datatype}
     if header.magic in FLEXIBLE_MAGICS:
         common["framing"] = frame.framing
-    kind = kind_of(header.magic)
-    found = lookup(kind, header.opcode, dialect)
+    kind, found = _asked(header.magic, header.opcode, dialect)
     if found is None:
         return Unknown(frame=frame, **common)
     cls, spoken = found
@@ -89,6 +88,13 @@ def decode(data: bytes | Frame, dialect: Dialect = Dialect.DCP) -> Message:
         return Malformed(command=found[0].spec, frame=frame, problem=read, **kept)
     plan, values = read
     return cls(layout=plan.layout.name, **common, **values)
+
+
+@cache
+def _asked(magic: int, opcode: int, dialect: Dialect) -> tuple[Kind, tuple[type[Message], Dialect] | None]:
+    """Which way a frame goes, and which request it is, or answers; there are not many to remember."""
+    kind = kind_of(magic)
+    return kind, lookup(kind, opcode, dialect)
 
 
 def encode(message: Message, dialect: Dialect = Dialect.DCP) -> bytes:
@@ -133,15 +139,12 @@ def _choose(message: Message, plans: tuple[Plan, ...], dialect: Dialect) -> Plan
         for plan in plans:
             if plan.layout.name == message.layout and plan.carries(message):
                 return plan
-    able = []
     for plan in plans:
-        if not plan.layout.read_only and plan.carries(message):
-            loss = plan.dropped(message), plan.padding(message)
-            if loss == _NOTHING:
-                return plan
-            able.append((loss, plan))
+        if not plan.layout.read_only and plan.fits(message):
+            return plan
+    able = [plan for plan in plans if not plan.layout.read_only and plan.carries(message)]
     if able:
-        return min(able, key=lambda each: each[0])[1]
+        return min(able, key=lambda plan: (plan.dropped(message), plan.padding(message)))
     unsent = [
         f"{name}={message.shown(name)}"
         for name in message.spec.fields

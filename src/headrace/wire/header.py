@@ -63,7 +63,8 @@ class Header(NamedTuple):
         try:
             if self.magic in FLEXIBLE_MAGICS:
                 return _FLEXIBLE.pack(*self)
-            return _CLASSIC.pack(*self[:2], *self[3:])
+            magic, opcode, _, key, extras, datatype, specific, body, opaque, cas = self
+            return _CLASSIC.pack(magic, opcode, key, extras, datatype, specific, body, opaque, cas)
         except struct.error as error:
             raise LocalProtocolError(f"the header cannot hold {self}: {error}") from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import LocalProtocolError
@@ -17,6 +18,8 @@ from headrace.wire.limits import HEADER_BYTES
 from headrace.wire.message import Layout, Message, Spec, key_rule
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from headrace.wire.header import Header
 
 _COUNT = struct.Struct(">H")
@@ -28,6 +31,14 @@ class Misfit:
 
     offset: int
     text: str
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Message], tuple[Any, ...]]:
+    """What gives some fields of a message, in one call where there are several."""
+    if not names:
+        return lambda _: ()
+    get = attrgetter(*names)
+    return get if len(names) > 1 else lambda message: (get(message),)
 
 
 class Plan:
@@ -42,8 +53,17 @@ class Plan:
         self.extras = struct.Struct(">" + "".join(self._code(name) for name in layout.extras))
         # A value that is one run of bytes needs no walk: this is the path of every mutation.
         self.plain_value = layout.value[0] if len(layout.value) == 1 and self._is_octets(layout.value[0]) else ""
+        self._is_short = not (
+            self.raw_extras or layout.engine or layout.meta or layout.constants or DERIVED.keys() & set(layout.extras)
+        )
+        """Whether there are numbers, a key and a value alone: most messages, and those of streams among them."""
         self._constants = tuple((name, layout.constants[name]) for name in self.carried if name in layout.constants)
         self._absent = tuple(name for name in spec.fields if name not in self.carried)
+        self._absent_of, self._carried_of = _getter(self._absent), _getter(tuple(self.carried))
+        self._constants_of = _getter(tuple(name for name, _ in self._constants))
+        self._extras_of = _getter(layout.extras if self._is_short else ())
+        self._defaults = tuple(spec.defaults[name] for name in self._absent)
+        self._numbers = tuple(number for _, number in self._constants)
 
     def _is_octets(self, name: str) -> bool:
         return isinstance(self.spec.field(name).kind, Octets)
@@ -54,6 +74,8 @@ class Plan:
     def read(self, header: Header, body: bytes) -> dict[str, Any] | Misfit:
         """Give the fields of a body by name, or say why it is not of this layout."""
         at = header.framing_length + header.extras_length
+        if self._is_short and header.extras_length == self.extras.size and not self._key_misfits(header.key_length):
+            return self._read_short(header.framing_length, at, at + header.key_length, body)
         if self.raw_extras:
             values: dict[str, Any] = {self.raw_extras: body[header.framing_length : at]}
         elif header.extras_length != self.extras.size:
@@ -79,6 +101,17 @@ class Plan:
         else:
             misfit = misfit or self._read_parts(Section.VALUE, body[key_end:value_end], key_end, values)
         return misfit or self._constants_misfit(header, values) or values
+
+    def _read_short(self, start: int, key_at: int, value_at: int, body: bytes) -> dict[str, Any] | Misfit:
+        layout = self.layout
+        values: dict[str, Any] = dict(zip(layout.extras, self.extras.unpack_from(body, start), strict=True))
+        if layout.key:
+            values[layout.key] = body[key_at:value_at]
+        if self.plain_value:
+            values[self.plain_value] = body[value_at:]
+        elif layout.value or value_at < len(body):
+            return self._read_parts(Section.VALUE, body[value_at:], value_at, values) or values
+        return values
 
     def _constants_misfit(self, header: Header, values: dict[str, Any]) -> Misfit | None:
         """Hold the numbers that tell layouts apart against this one's; they stand first in extras or value."""
@@ -114,6 +147,14 @@ class Plan:
             return Misfit(HEADER_BYTES + start + at, f"{len(data) - at} bytes that no field explains")
         return None
 
+    def fits(self, message: Message) -> bool:
+        """Whether a message has just the fields of this layout: nothing is dropped, and nothing is padded."""
+        return (
+            self._absent_of(message) == self._defaults
+            and None not in self._carried_of(message)
+            and self._constants_of(message) == self._numbers
+        )
+
     def carries(self, message: Message) -> bool:
         """Whether every field that says something, and may not be dropped, has a place here."""
         return all(self.says(message, name) for name in self._absent) and all(
@@ -137,11 +178,12 @@ class Plan:
 
     def write(self, message: Message) -> tuple[bytes, bytes, bytes]:
         """Give extras, key, and the body behind the framing extras that includes them both."""
+        numbers: Sequence[int | None]
+        if self._is_short and None not in (numbers := self._extras_of(message)):
+            return self._write_short(message, numbers)
         engine = self._write_parts(Section.ENGINE, message)
         meta = (getattr(message, self.layout.meta) or b"") if self.layout.meta else b""
-        key = (getattr(message, self.layout.key) or b"") if self.layout.key else b""
-        if self._key_misfits(len(key)):
-            raise LocalProtocolError(f"{self.spec.name} {self.key_rule.value} a key")
+        key = self._key(message)
         lengths = {"engine_length": len(engine), "meta_length": len(meta)}
         if self.raw_extras:
             extras = getattr(message, self.raw_extras)
@@ -151,15 +193,27 @@ class Plan:
         value = self._write_parts(Section.VALUE, message)
         return extras, key, b"".join((extras, engine, key, value, meta))
 
+    def _write_short(self, message: Message, numbers: Sequence[int | None]) -> tuple[bytes, bytes, bytes]:
+        extras = self._pack(self.extras, numbers)
+        key = self._key(message)
+        value = self._write_parts(Section.VALUE, message) if self.layout.value else b""
+        return extras, key, extras + key + value
+
+    def _key(self, message: Message) -> bytes:
+        key = (getattr(message, self.layout.key) or b"") if self.layout.key else b""
+        if self._key_misfits(len(key)):
+            raise LocalProtocolError(f"{self.spec.name} {self.key_rule.value} a key")
+        return key
+
     def _number(self, message: Message, name: str) -> int:
         number: int | None = getattr(message, name)
         return self.layout.constants.get(name, 0) if number is None else number
 
-    def _pack(self, packer: struct.Struct, numbers: list[int]) -> bytes:
+    def _pack(self, packer: struct.Struct, numbers: Sequence[int | None]) -> bytes:
         try:
             return packer.pack(*numbers)
         except struct.error as error:
-            raise LocalProtocolError(f"{self.spec.name} cannot carry {numbers}: {error}") from error
+            raise LocalProtocolError(f"{self.spec.name} cannot carry {list(numbers)}: {error}") from error
 
     def _write_parts(self, section: Section, message: Message) -> bytes:
         written = []
