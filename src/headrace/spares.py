@@ -17,6 +17,8 @@ BlockT = TypeVar("BlockT", bound="Sized")
 
 KEPT = 2
 """Blocks that are kept, if nobody says otherwise: one that somebody has, and one that is being filled."""
+WORTH_BYTES = 256 << 10
+"""A smaller block is not worth being kept, and would have a larger one forgotten."""
 WASTE_MAX = 4
 """A block that is larger than so many times what is wanted is left alone."""
 _UNSHARED = 2
@@ -33,6 +35,8 @@ class Spares(Generic[BlockT]):
 
     def take(self, size: int) -> BlockT:
         """A block with room for `size`, with whatever stands in it."""
+        if size < WORTH_BYTES:
+            return self._make(size)
         for place in range(len(self._blocks)):
             if size <= len(self._blocks[place]) <= WASTE_MAX * size and self._is_free(place):
                 return self._blocks[place]

@@ -1,8 +1,8 @@
 """The memory of a batch is used for a later one only when nobody has the first any more."""
 
 from headrace.columns import Positions, Settings, decode_changes
-from headrace.columns.changes import SPARED_BYTES_MIN
 from headrace.ids import Seqno, VBucketId
+from headrace.spares import WORTH_BYTES
 from headrace.wire import encode
 from headrace.wire.catalogue import Mutation
 
@@ -15,7 +15,7 @@ def change(seqno: int, value: bytes) -> bytes:
 def test_a_batch_that_is_held_keeps_its_bytes():
     """Also when only a part of it is held, and many come after it."""
     positions = Positions()
-    values = [bytes([number]) * (2 * SPARED_BYTES_MIN) for number in range(6)]
+    values = [bytes([number]) * (2 * WORTH_BYTES) for number in range(6)]
     held = []
     for number, value in enumerate(values):
         rows = decode_changes(change(number + 1, value), Settings(), positions).rows
@@ -30,7 +30,7 @@ def test_memory_comes_again():
     positions = Positions()
     places = set()
     for number in range(5):
-        rows = decode_changes(change(number + 1, bytes(2 * SPARED_BYTES_MIN)), Settings(), positions).rows
+        rows = decode_changes(change(number + 1, bytes(2 * WORTH_BYTES)), Settings(), positions).rows
         places.add(rows.column("value").buffers()[2].address)
         del rows
     assert len(places) == 1

@@ -11,9 +11,10 @@ from headrace.node.dcp.turns import ServedStream, Turns
 STREAMS = 8
 
 
-def stream(vbucket: int) -> ServedStream:
+def stream(vbucket: int, *, reads_disk: bool = False) -> ServedStream:
     """All that a queue looks at of a stream."""
-    return cast("ServedStream", SimpleNamespace(vbucket=vbucket, cursor=0))
+    feed = SimpleNamespace(reads_disk=reads_disk)
+    return cast("ServedStream", SimpleNamespace(vbucket=vbucket, cursor=0, in_snapshot=reads_disk, feed=feed))
 
 
 @pytest.fixture
@@ -60,3 +61,18 @@ def test_one_that_is_made_ready_or_forgotten_waits_no_more(turns: Turns[ServedSt
     turns.put(first)
     turns.forget(second)
     assert [taken(turns, disk_has_room=True) for _ in range(2)] == [1, None]
+
+
+def test_those_that_read_from_disk_are_known_while_they_are_ready(turns: Turns[ServedStream]):
+    """They count from when they are put back until they are taken, forgotten, or have read all."""
+    reading = [stream(vbucket, reads_disk=True) for vbucket in range(3)]
+    for each in (*reading, stream(3)):
+        turns.put(each)
+    assert turns.disk_readers == 3
+    assert list(turns.begun()) == reading
+    assert turns.take(disk_has_room=True) is reading[0]
+    assert turns.disk_readers == 2
+    turns.forget(reading[1])
+    assert list(turns.begun()) == [reading[2]]
+    reading[2].feed.reads_disk = False  # type: ignore[misc]
+    assert turns.disk_readers == 0

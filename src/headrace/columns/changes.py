@@ -31,9 +31,6 @@ ROWS_MAX = 1 << 20
 VALUE_BYTES_MAX = 256 * 1024 * 1024
 """How many bytes of values, inflated, one batch may hold, and how many of keys; a larger value comes alone."""
 
-SPARED_BYTES_MIN = 1 << 20
-"""A smaller block is not worth being kept."""
-
 _ARROW_MAX = (1 << 31) - 1
 NO_SNAPSHOT = len(SNAPSHOT_TYPES)
 
@@ -85,7 +82,7 @@ class Positions:
 
     def block(self, size: int) -> npt.NDArray[np.uint8]:
         """Memory for a batch; that of an earlier one where nobody has it any more."""
-        return np.empty(size, np.uint8) if size < SPARED_BYTES_MIN else self._blocks.take(size)
+        return self._blocks.take(size)
 
     def set_vbuuid(self, vbucket: VBucketId, vbuuid: VbUuid) -> None:
         """Say which branch the next rows of a vbucket belong to, from the failover log that its stream began with."""

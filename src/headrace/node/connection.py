@@ -47,7 +47,7 @@ _LARGE_BYTES = 64 * 1024
 """A begun message beyond this counts against what all connections may hold."""
 
 
-STREAM_BUFFER_BYTES = 2 << 20
+STREAM_BUFFER_BYTES = 2560 << 10
 """What may wait in the socket's buffer for a consumer of streams to read it."""
 SMALL_BYTES = 16 << 10
 GATHERED_BYTES_MAX = 64 << 10
@@ -399,10 +399,7 @@ class Connection(asyncio.Protocol):
             if self.session.out_bytes <= GATHERED_BYTES_MAX:
                 return
             block = b""
-        self._send()
-        if block and not self._transport.is_closing():
-            self.sent_bytes += len(block)
-            self._transport.write(block)
+        self._send(block)
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
@@ -446,16 +443,15 @@ class Connection(asyncio.Protocol):
         elif now - self._finished_at > FAREWELL_S:
             self._transport.abort() if left else self._transport.close()
 
-    def _send(self) -> None:
+    def _send(self, block: bytes | memoryview = b"") -> None:
+        """Send what waits, and a block behind it, by one call of the system."""
         session = self.session
-        if self._transport.is_closing():
-            session.out.clear()
-        if session.out:
-            block = b"".join(session.out)
-            session.out.clear()
-            session.out_bytes = 0
-            self.sent_bytes += len(block)
-            self._transport.write(block)
+        blocks = [each for each in (b"".join(session.out), block) if each]
+        session.out.clear()
+        session.out_bytes = 0
+        if blocks and not self._transport.is_closing():
+            self.sent_bytes += sum(map(len, blocks))
+            self._transport.writelines(blocks)
 
     # --------------------------------------------------------------------------------------------------------- waits
 

@@ -119,8 +119,6 @@ class Backfill:
             self._records = iter(())
             self._environment.open_snapshots.discard(self)
             txn.abort()
-            if not self._environment.open_snapshots:
-                self._environment.trim()
 
     def _vbucket(self, vbucket: VBucketId) -> VBucketRecord:
         assert self._txn is not None

@@ -36,7 +36,7 @@ READERS_MAX = 2048
 MAP_BYTES_MIN = 1 << 20
 MAP_BYTES_MAX = 1 << 45
 READER_MAP_FACTOR = 4
-BLOCKS_KEPT = 8
+BLOCKS_KEPT = 12
 """Blocks of what streams read that are used again: as many as wait for a socket, and one more."""
 TRIM_BYTES = 64 << 20
 """After how much that was read the process looks at how many pages it has mapped."""

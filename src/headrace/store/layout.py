@@ -38,6 +38,7 @@ tree, which LMDB can append to, filling pages wholly and looking for nothing.
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from struct import Struct
 from typing import Any
 
@@ -125,8 +126,9 @@ def encode_vbucket(record: VBucketRecord) -> bytes:
     return _encode(vbucket_fields(record)).encode()
 
 
+@lru_cache(maxsize=2 * VBUCKETS_MAX)
 def decode_vbucket(value: bytes) -> VBucketRecord:
-    """A value of `vbuckets`, read."""
+    """A value of `vbuckets`, read; streams ask for those of a thousand vbuckets that have not changed."""
     return vbucket_from_fields(json.loads(value))
 
 

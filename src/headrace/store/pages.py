@@ -66,12 +66,13 @@ _CHAR = ctypes.c_char
 
 
 class _Map(NamedTuple):
-    """A map of the file, and where it begins."""
+    """A map of the file, and where it begins. It has all that the transaction with the id has, and those before it."""
 
     view: mmap.mmap
     address: int
     size: int
     page_bytes: int
+    txn_id: int
 
 
 class _Kernel:
@@ -89,16 +90,22 @@ def use(walk: Callable[[int], None]) -> None:
 _maps: weakref.WeakKeyDictionary[Environment, _Map] = weakref.WeakKeyDictionary()
 
 
-def _map_of(environment: Environment) -> _Map | None:
-    """The file, mapped as far as it goes now. An older and shorter map lives for as long as somebody walks in it."""
-    path = environment.data_file
+def _map_of(environment: Environment, txn_id: int) -> _Map:
+    """The file, mapped as far as a transaction goes. An older, shorter map lives for as long as somebody walks in it.
+
+    The file grows by transactions alone: what was mapped for one need not be measured again for the next stream.
+    """
     known = _maps.get(environment)
+    if known is not None and known.txn_id >= txn_id:
+        return known
+    path = environment.data_file
     size = path.stat().st_size
     if known is not None and known.size >= size:
-        return known
-    with path.open("rb") as file:
-        view = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
-    made = _Map(view, address_of(view), size, environment.lmdb.stat()["psize"])
+        made = known._replace(txn_id=txn_id)
+    else:
+        with path.open("rb") as file:
+            view = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+        made = _Map(view, address_of(view), size, environment.lmdb.stat()["psize"], txn_id)
     _maps[environment] = made
     return made
 
@@ -148,9 +155,9 @@ def walk_from(environment: Environment, txn: lmdb.Transaction[bytes], database: 
     if described is None or len(described) != _DATABASE.size:
         return None
     flags, depth, root = _DATABASE.unpack(described)
-    mapped = _map_of(environment)
-    if flags or mapped is None or not 0 < depth <= DEPTH_MAX or root == _NO_PAGE:
+    if flags or not 0 < depth <= DEPTH_MAX or root == _NO_PAGE:
         return None
+    mapped = _map_of(environment, txn.id())
     arguments = {
         A_PAGE_BYTES: mapped.page_bytes,
         A_ROOT: root,

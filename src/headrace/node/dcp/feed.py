@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MEMORY_SNAPSHOT_BYTES_MAX = 2 << 20
 """A larger snapshot is read from disk: in memory it would be kept for as long as the consumer takes."""
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1280 << 10
 """What is read at a time."""
 DISK_BLOCK_BYTES_MIN = 16 << 10
 """The least that is read from disk at a time, however little may be sent."""

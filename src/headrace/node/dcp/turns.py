@@ -72,6 +72,8 @@ class Turns(Generic[S]):
     def __init__(self, seqnos: array[int]) -> None:
         self._ready: OrderedDict[int, S] = OrderedDict()
         self._waiting: OrderedDict[int, S] = OrderedDict()
+        self._begun: dict[int, S] = {}
+        """The ready ones that may be in the middle of a snapshot: a few, where a bucket has a thousand streams."""
         self._waited = False
         """Whether the last one taken had waited for the disk."""
         self._seqnos = np.frombuffer(seqnos, np.int64)
@@ -83,11 +85,11 @@ class Turns(Generic[S]):
     @property
     def disk_readers(self) -> int:
         """How many of the ready ones have a read transaction open."""
-        return sum(stream.feed.reads_disk for stream in self._ready.values())
+        return sum(stream.feed.reads_disk for stream in self._begun.values())
 
     def begun(self) -> Iterator[S]:
         """The ready ones that are in the middle of a snapshot."""
-        return (stream for stream in self._ready.values() if stream.in_snapshot)
+        return (stream for stream in self._begun.values() if stream.in_snapshot)
 
     def changed(self) -> list[int]:
         """The vbuckets of idle streams behind whose cursor there is something."""
@@ -102,13 +104,19 @@ class Turns(Generic[S]):
         may_begin = bool(self._waiting) and disk_has_room
         self._waited = may_begin and not (self._waited and self._ready)
         streams = self._waiting if self._waited else self._ready
-        return streams.popitem(last=False)[1] if streams else None
+        if not streams:
+            return None
+        vbucket, stream = streams.popitem(last=False)
+        self._begun.pop(vbucket, None)
+        return stream
 
     def put(self, stream: S) -> None:
         """Have a stream be served, after all that are ready."""
         self._idle_at[stream.vbucket] = _NOWHERE
         self._waiting.pop(stream.vbucket, None)
         self._ready.setdefault(stream.vbucket, stream)
+        if stream.in_snapshot or stream.feed.reads_disk:
+            self._begun[stream.vbucket] = stream
 
     def wait_for_disk(self, stream: S) -> None:
         """Have a stream be served when fewer read from the disk: to look at it before that is work for nothing."""
@@ -121,5 +129,5 @@ class Turns(Generic[S]):
     def forget(self, stream: S) -> None:
         """A stream has ended."""
         self._idle_at[stream.vbucket] = _NOWHERE
-        self._waiting.pop(stream.vbucket, None)
-        self._ready.pop(stream.vbucket, None)
+        for streams in (self._waiting, self._ready, self._begun):
+            streams.pop(stream.vbucket, None)
