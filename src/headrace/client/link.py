@@ -36,7 +36,7 @@ from headrace.columns import Controls, Settings, decode_changes
 from headrace.columns import Positions as Inherited
 from headrace.errors import RemoteProtocolError
 from headrace.ids import Opaque
-from headrace.wire import Header, Malformed, Unknown, encode
+from headrace.wire import Frame, Header, Malformed, Unknown, decode, encode
 from headrace.wire.catalogue import (
     BufferAck,
     Control,
@@ -53,7 +53,7 @@ from headrace.wire.catalogue import (
     StreamEnd,
     Text,
 )
-from headrace.wire.codes import Feature
+from headrace.wire.codes import Feature, Magic
 from headrace.wire.dialects import Dialect
 from headrace.wire.limits import HEADER_BYTES
 from headrace.wire.message import Response, ServerRequest
@@ -329,6 +329,14 @@ class Link:
         start, more = 0, True
         with memoryview(self._buffer) as data:
             while more and start < self._filled and self.state is not LinkState.CLOSED:
+                # A bucket has a thousand streams, and their answers come one behind the other: no batch is made of one.
+                answer_bytes = self._answer_bytes(data[start : self._filled])
+                if answer_bytes:
+                    answer = bytes(data[start : start + answer_bytes])
+                    start += answer_bytes
+                    frame = Frame(Header.parse(answer), answer[HEADER_BYTES:])
+                    self._take_message(decode(frame, self._settings.dialect))
+                    continue
                 changes = decode_changes(data[start : self._filled], self._settings, self.inherited)
                 start += changes.consumed_bytes
                 more = changes.more
@@ -340,6 +348,14 @@ class Link:
             self._buffer[:rest] = self._buffer[start : self._filled]
         self._filled = rest
         self._fit()
+
+    def _answer_bytes(self, data: memoryview) -> int:
+        """How many bytes the answer has that stands here; 0 when none does, or it is not all there, or too large."""
+        if data[0] != Magic.RESPONSE or len(data) < HEADER_BYTES:
+            return 0
+        header = Header.parse(data)
+        size = HEADER_BYTES + header.body_length
+        return size if size <= len(data) and header.problem(self._settings.body_bytes_max) is None else 0
 
     def _fit(self) -> None:
         """Have room for the message that waits, and no more than asked for once it went."""

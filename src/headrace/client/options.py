@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import ssl
 
 WINDOW_BYTES = 16 * 1024 * 1024
-BUFFER_BYTES = 8 * 1024 * 1024
+BUFFER_BYTES = 4 * 1024 * 1024
+"""What is received at a time, and so how large a batch is: also at a task of Spark."""
 BUFFER_BYTES_MIN = 4096
 _NAME_BYTES_MAX = 150
 """Servers take 200; a number is put behind it."""

@@ -139,12 +139,13 @@ class _Line:
     def fill(self) -> tuple[int, bool]:
         """Receive what is there; how much, and whether the server closed the connection."""
         room, filled = self.link.room(), 0
+        enough = len(room) - len(room) // 8
         with room:
             while filled < len(room):
                 try:
                     count = self.socket.recv_into(room[filled:])
                 except self._waits:
-                    if BULK_BYTES <= filled < len(room) // 2 and self._more_soon(len(room) // 2 - filled):
+                    if BULK_BYTES <= filled < enough and self._more_soon(enough - filled):
                         continue
                     break
                 if not count:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.columns import slots as s
-from headrace.columns.changes import NO_SNAPSHOT, Beside, Changes, Controls, Positions, Settings
+from headrace.columns.changes import NO_SNAPSHOT, Changes, Controls, Positions, Settings
 from headrace.columns.machine import kernel
 from headrace.columns.plain import decode_changes as decode_plainly
 from headrace.columns.schema import (
@@ -30,8 +30,6 @@ from headrace.columns.schema import (
 )
 from headrace.columns.tables import tables
 from headrace.errors import RemoteProtocolError
-from headrace.wire.codec import decode
-from headrace.wire.header import Frame, Header
 from headrace.wire.limits import HEADER_BYTES
 
 if TYPE_CHECKING:
@@ -77,10 +75,6 @@ def decode_changes(data: bytes | bytearray | memoryview, settings: Settings, pos
     talk[s.A_PLACES] = positions.notes(9 * frames_max)
     talk[s.A_KINDS] = talk[s.A_PLACES] + 8 * frames_max
     machine.scan(arguments)
-    consumed = int(report[s.CONSUMED])
-    stopped = int(report[s.STOPPED])
-    if stopped == s.ANSWERED and report[s.FRAMES] == 1:
-        return _answer(received[:consumed].tobytes(), settings)
     room = _Room(report, positions)
     room.enter(talk)
     machine.fill(arguments)
@@ -93,19 +87,6 @@ def decode_changes(data: bytes | bytearray | memoryview, settings: Settings, pos
         flow_bytes=int(report[s.FLOW_BYTES]),
         more=stopped in (s.BATCH_FULL, s.ANSWERED),
         error=_reason(received, consumed, settings, positions) if stopped == s.BAD_FRAME else None,
-    )
-
-
-def _answer(frame: bytes, settings: Settings) -> Changes:
-    """An answer to a stream request alone: a bucket has a thousand of those, and they need no room for columns."""
-    message = decode(Frame(Header.parse(frame), frame[HEADER_BYTES:]), settings.dialect)
-    return Changes(
-        rows=_no_rows(settings.keys),
-        controls=[Beside(0, message)],
-        consumed_bytes=len(frame),
-        flow_bytes=0,
-        more=True,
-        error=None,
     )
 
 

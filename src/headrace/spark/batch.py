@@ -16,7 +16,7 @@ from headrace.spark.filters import Wanted, push
 from headrace.spark.offsets import Offset
 from headrace.spark.options import DOCUMENTS, EARLIEST, LATEST
 from headrace.spark.planning import Limits, Seen, plan
-from headrace.spark.reading import read_share
+from headrace.spark.reading import read_share, settle
 from headrace.spark.sharing import Share, share_out, tasks_for
 from headrace.spark.starting import resolve, starting_offset
 from headrace.spark.told import told
@@ -67,6 +67,7 @@ class DcpBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Ask the servers where everything is and how far, and share it out to tasks; called once, on the driver."""
+        settle()
         with told():
             watch = Watch(self._reading, self._options.vbuckets)
             try:

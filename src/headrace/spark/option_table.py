@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from headrace.client.options import BUFFER_BYTES_MIN, OnRollback
+from headrace.client.options import BUFFER_BYTES, BUFFER_BYTES_MIN, WINDOW_BYTES, OnRollback
 from headrace.columns import BINARY_KEYS, TEXT_KEYS
 
 if TYPE_CHECKING:
@@ -200,8 +200,8 @@ OPTIONS = (
     Option("failOnDataLoss", _boolean, True, _READ, "Whether to fail when changes cannot be had any more: deletions were purged, or the bucket is another one. Else such a vbucket is read as after a rollback."),
     Option("onRollback", _choice(*OnRollback), OnRollback.REBUILD.value, (Use.STREAM,), "After a failover that lost changes. `rebuild`: a `rollback` row with seqno 0, then the vbucket from its beginning. `event`: a `rollback` row with the last seqno that still holds, and on from there. `fail`: stop, and tell."),
     Option("rollbackMitigation", _boolean, False, (Use.STREAM,), "Read only what every copy of a vbucket has on disk."),
-    Option("window", _size, 16 << 20, _READ, "How much a server may send ahead to one task."),
-    Option("buffer", _buffer, 4 << 20, _READ, "How much a task receives before it decodes: the largest Arrow batch, but for a single larger change."),
+    Option("window", _size, WINDOW_BYTES, _READ, "How much a server may send ahead to one task."),
+    Option("buffer", _buffer, BUFFER_BYTES, _READ, "How much a task receives before it decodes: the largest Arrow batch, but for a single larger change."),
     Option("hashedKeys", _boolean, True, (Use.BATCH,), "Whether each key is in the vbucket of its hash, where Couchbase's clients put it: a filter on a key then reads one vbucket."),
     Option("keyColumn", _text, "key", (Use.WRITE,), "Of documents: the column that is the key."),
     Option("valueColumn", _text, None, (Use.WRITE,), "Of documents: the column that is the value, as text or bytes; without it, the other columns as a JSON object."),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import defaultdict
+from functools import cache
 from typing import TYPE_CHECKING
 
 from headrace.client import ConnectionLostError
@@ -36,12 +37,18 @@ IDLE_S_MAX = 60.0
 _idle: dict[ChangeOptions, list[RangeReader]] = defaultdict(list)
 
 
+@cache
+def settle() -> None:
+    """Have all that pyspark has made be left out when garbage is looked for: it lives as long as the process.
+
+    To look through it again and again was a twelfth of a task's time, and half of a plan's.
+    """
+    gc.freeze()
+
+
 def take_reader(options: ChangeOptions) -> RangeReader:
     """Take a reader out of those that wait, or make one."""
-    if not _idle:
-        # The first task of a worker: all that pyspark made lives as long as the worker, and need not be looked through
-        # for garbage again and again; that was a twelfth of a worker's time.
-        gc.freeze()
+    settle()
     waiting = _idle[options]
     while waiting:
         reader = waiting.pop()
@@ -96,4 +103,4 @@ def rounds(ranges: tuple[Range, ...]) -> list[list[Range]]:
     return made
 
 
-__all__ = ["IDLE_S_MAX", "give_back", "read_share", "rounds", "take_reader"]
+__all__ = ["IDLE_S_MAX", "give_back", "read_share", "rounds", "settle", "take_reader"]

@@ -25,7 +25,7 @@ from headrace.client.ranges import Range
 from headrace.spark.filters import Wanted
 from headrace.spark.offsets import Offset, VBucketOffset
 from headrace.spark.planning import Limits, plan
-from headrace.spark.reading import read_share
+from headrace.spark.reading import read_share, settle
 from headrace.spark.sharing import Share, share_out, tasks_for
 from headrace.spark.starting import starting_offset
 from headrace.spark.told import told
@@ -61,6 +61,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _watching(self) -> Watch:
         if self._watch is None:
+            settle()
             options = self._options
             self._watch = Watch(self._reading, options.vbuckets, mitigated=options.rollback_mitigation)
         return self._watch
