@@ -41,7 +41,7 @@ _idle: dict[ChangeOptions, list[RangeReader]] = defaultdict(list)
 def settle() -> None:
     """Have all that pyspark has made be left out when garbage is looked for: it lives as long as the process.
 
-    To look through it again and again was a twelfth of a task's time, and half of a plan's.
+    To look through it again and again was a twelfth of a task's time.
     """
     gc.freeze()
 
