@@ -69,8 +69,11 @@ if TYPE_CHECKING:
 
 SYSTEM_EVENT = EVENTS[SYSTEM]
 
-NEEDED_S = 0.05
+NEEDED_S = 0.25
 """A node of which everything was read keeps its link for so long."""
+
+FIRST_STREAMS = 16
+"""So many streams are asked for before all others: their changes come while the others are asked for."""
 
 UNPLANNED_PAUSE_S = 1.0
 """How often the map is asked for while a vbucket is at no node that tells its seqno."""
@@ -342,7 +345,10 @@ class Follower:
         cluster = self.nodes.cluster
         if cluster is None or self.failure is not None:
             return
+        asked_max = FIRST_STREAMS if not self._asked_at else len(self._subscriptions)
         for vbucket in list(self._waiting):
+            if len(self._asked_at) >= asked_max:
+                break
             subscription = self._subscriptions[vbucket]
             at = subscription.ready_at
             if at is None:  # its range was read already

@@ -59,13 +59,13 @@ from headrace.wire.limits import HEADER_BYTES
 from headrace.wire.message import Response, ServerRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
 
     import pyarrow as pa
 
     from headrace.client.address import Address
     from headrace.client.options import ChangeOptions
-    from headrace.columns import Changes
+    from headrace.columns import Beside, Changes
     from headrace.wire.message import Message, Request
 
 ACK_SHARE = 2
@@ -75,6 +75,7 @@ _OPAQUE_BIT = 0x8000_0000
 _OPAQUES = 0x7FFF_FFFF
 _MARKER_OPCODE = SnapshotMarker.spec.opcodes[Dialect.DCP]
 _NOOP_OPCODE = DcpNoop.spec.opcodes[Dialect.DCP]
+_END_OPCODE = StreamEnd.spec.opcodes[Dialect.DCP]
 _TOLERATED = (InvalidError, NotSupportedError, NotFoundError, UnknownCommandError)
 
 
@@ -370,18 +371,28 @@ class Link:
     def _take(self, changes: Changes) -> None:
         """Hand on the rows, then what stood beside them: a stream's end comes after its last row."""
         controls = changes.controls
+        self.untaken_bytes += changes.flow_bytes
         if isinstance(controls, Controls) and not self._owner.wants_markers:
-            beside = controls.without(_MARKER_OPCODE)
+            beside: list[Beside] = []
+            messages = self._of_use(controls)
         else:
             beside = list(controls)
-        self.untaken_bytes += changes.flow_bytes
+            messages = (each.message for each in beside)
         self._owner.link_changes(self, changes.rows, changes.flow_bytes, beside)
-        for each in beside:
+        for message in messages:
             if self.state is LinkState.CLOSED:
                 return
-            self._take_message(each.message)
+            self._take_message(message)
         if changes.error is not None:
             raise ServerAnswerError(f"{self.address}: {changes.error}") from changes.error
+
+    def _of_use(self, controls: Controls) -> Iterator[Message]:
+        """The messages among the rows but markers, and the ends of streams of which everything was read before."""
+        for place in controls.without(_MARKER_OPCODE):
+            header = controls.header(place)
+            is_end = header.magic == Magic.REQUEST and header.opcode == _END_OPCODE
+            if not (is_end and self.streams.is_idle(header.specific)):
+                yield controls[place].message
 
     def _take_message(self, message: Message) -> None:
         match message:

@@ -48,6 +48,29 @@ class Sifted(NamedTuple):
     marks: list[Mark]
 
 
+class _Groups(NamedTuple):
+    """The runs of rows that are of one vbucket: which vbucket, the first row of each run, and the last."""
+
+    vbuckets: list[int]
+    firsts: npt.NDArray[np.intp]
+    lasts: npt.NDArray[np.intp]
+
+    @classmethod
+    def of(cls, vbuckets: Longs) -> _Groups:
+        """Find where another vbucket begins."""
+        others = (vbuckets[1:] != vbuckets[:-1]).nonzero()[0]
+        firsts = np.empty(len(others) + 1, np.intp)
+        firsts[0], firsts[1:] = 0, others + 1
+        lasts = np.empty_like(firsts)
+        lasts[:-1], lasts[-1] = others, len(vbuckets) - 1
+        return cls(vbuckets[firsts].tolist(), firsts, lasts)
+
+    @property
+    def repeat(self) -> bool:
+        """Whether a vbucket has several runs."""
+        return len(set(self.vbuckets)) < len(self.vbuckets)
+
+
 class Streams:
     """What the streams of one connection have brought so far, and where each ends: one number a vbucket."""
 
@@ -71,28 +94,38 @@ class Streams:
         self._stop[vbucket] = -1
         self._logs.pop(vbucket, None)
 
+    def is_idle(self, vbucket: int) -> bool:
+        """Whether a vbucket of the bucket has no stream here, or no more."""
+        return vbucket < len(self._stop) and bool(self._stop[vbucket] < 0)
+
     def sift(self, rows: pa.RecordBatch) -> Sifted:
         """Check and cut one batch, in which the changes of each vbucket stand in the order of their seqnos."""
         if not rows.num_rows:
             return Sifted(rows, [])
         vbuckets, seqnos, ends = (_numbers(rows, name) for name in ("vbucket", "seqno", "snapshot_end"))
-        if int(vbuckets.max()) >= len(self._last):
-            raise RemoteProtocolError(f"a change of vbucket {int(vbuckets.max())}; the bucket has {len(self._last)}")
-        if int(ends.min()) < 0:
+        if ends.min() < 0:
             raise RemoteProtocolError(
                 f"a snapshot that ends at seqno {int(ends.min()) + 2**64}, past what columns hold"
             )
         order: npt.NDArray[np.intp] | None = None
-        if vbuckets[0] != vbuckets[-1] or not (vbuckets == vbuckets[0]).all():
-            order = np.argsort(vbuckets.astype(np.uint16), kind="stable")  # a radix sort, for 16 bits
+        groups = _Groups.of(vbuckets)
+        if groups.repeat:  # streams took turns within the batch
+            order = vbuckets.astype(np.uint16).argsort(kind="stable")  # a radix sort, for 16 bits
             vbuckets, seqnos, ends = vbuckets[order], seqnos[order], ends[order]
-        firsts = np.flatnonzero(np.concatenate(([True], vbuckets[1:] != vbuckets[:-1])))
-        lasts = np.concatenate((firsts[1:], [len(vbuckets)])) - 1
-        self._check_order(vbuckets, seqnos, firsts)
-        kept = seqnos <= self._stop[vbuckets]
-        self._last[vbuckets[lasts]] = seqnos[lasts]
-        marks = self._marks(vbuckets, seqnos, ends, np.flatnonzero((seqnos == ends) & kept), (firsts, lasts))
-        if not kept.all():
+            groups = _Groups.of(vbuckets)
+        highest = max(groups.vbuckets)
+        if highest >= len(self._last):
+            raise RemoteProtocolError(f"a change of vbucket {highest}; the bucket has {len(self._last)}")
+        self._check_order(seqnos, groups)
+        came = seqnos[groups.lasts]
+        self._last[groups.vbuckets] = came
+        whole = seqnos == ends
+        kept: npt.NDArray[np.bool_] | None = None
+        if (came > self._stop[groups.vbuckets]).any():
+            kept = seqnos <= self._stop[vbuckets]
+            whole &= kept
+        marks = self._marks(seqnos, ends, whole.nonzero()[0], groups)
+        if kept is not None:
             mask = kept
             if order is not None:
                 mask = np.empty_like(kept)
@@ -102,40 +135,33 @@ class Streams:
             rows = self._on_their_branches(rows)
         return Sifted(rows, marks)
 
-    def _check_order(self, vbuckets: Longs, seqnos: Longs, firsts: npt.NDArray[np.intp]) -> None:
-        before = np.empty_like(seqnos)
-        before[1:] = seqnos[:-1]
-        before[firsts] = self._last[vbuckets[firsts]]
-        wrong = seqnos <= before
-        if wrong.any():
-            place = int(np.argmax(wrong))
-            vbucket = int(vbuckets[place])
-            if self._stop[vbucket] >= 0:  # of a stream that was closed, nobody minds the order
-                raise RemoteProtocolError(
-                    f"vbucket {vbucket}: seqno {int(seqnos[place])} came after {int(before[place])}"
-                )
+    def _check_order(self, seqnos: Longs, groups: _Groups) -> None:
+        wrong = np.empty(len(seqnos), np.bool_)
+        np.less_equal(seqnos[1:], seqnos[:-1], out=wrong[1:])
+        wrong[groups.firsts] = seqnos[groups.firsts] <= self._last[groups.vbuckets]
+        if not wrong.any():
+            return
+        for vbucket, first, last in zip(groups.vbuckets, groups.firsts.tolist(), groups.lasts.tolist(), strict=True):
+            here = wrong[first : last + 1]
+            if self._stop[vbucket] >= 0 and here.any():  # of a stream that was closed, nobody minds the order
+                place = first + int(here.argmax())
+                before = self._last[vbucket] if place == first else seqnos[place - 1]
+                raise RemoteProtocolError(f"vbucket {vbucket}: seqno {seqnos[place]} came after {before}")
 
-    def _marks(
-        self,
-        vbuckets: Longs,
-        seqnos: Longs,
-        ends: Longs,
-        whole: npt.NDArray[np.intp],
-        groups: tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]],
-    ) -> list[Mark]:
+    def _marks(self, seqnos: Longs, ends: Longs, whole: npt.NDArray[np.intp], groups: _Groups) -> list[Mark]:
         """Tell for each group of rows, a vbucket, how far it came; `whole` are the rows that end a snapshot."""
         marks = []
-        firsts, lasts = groups
-        upto = np.searchsorted(whole, lasts, side="right").tolist()
-        since = np.searchsorted(whole, firsts).tolist()
-        for first, last, low, high in zip(firsts.tolist(), lasts.tolist(), since, upto, strict=True):
-            vbucket = int(vbuckets[last])
-            stop, seqno, end = int(self._stop[vbucket]), int(seqnos[last]), int(ends[last])
+        since, upto = whole.searchsorted(groups.firsts).tolist(), whole.searchsorted(groups.lasts, "right").tolist()
+        came, around = seqnos[groups.lasts].tolist(), ends[groups.lasts].tolist()
+        stops = self._stop[groups.vbuckets].tolist()
+        for place, vbucket in enumerate(groups.vbuckets):
+            stop, seqno, end = stops[place], came[place], around[place]
             if stop < 0:
                 continue
             if seqno > stop:  # the snapshot that counts is the one that the end lies in
-                end = int(ends[first + int(np.searchsorted(seqnos[first : last + 1], stop, side="right"))])
-            places = seqnos[whole[max(low, high - PLACES_MAX) : high]].tolist()
+                first, last = int(groups.firsts[place]), int(groups.lasts[place])
+                end = int(ends[first + int(seqnos[first : last + 1].searchsorted(stop, "right"))])
+            places = seqnos[whole[max(since[place], upto[place] - PLACES_MAX) : upto[place]]].tolist()
             last_place = places.pop() if places else None
             marks.append(Mark(VBucketId(vbucket), Seqno(seqno), Seqno(end), last_place, tuple(places)))
         return marks

@@ -133,10 +133,14 @@ class Controls(Sequence[Beside]):
         message = decode(Frame(Header.parse(frame), frame[HEADER_BYTES:]), self._dialect)
         return Beside(int(self._rows[place]), message)
 
-    def without(self, opcode: int) -> list[Beside]:
-        """All but the messages of one opcode, which are not decoded: markers may be as many as changes."""
+    def without(self, opcode: int) -> list[int]:
+        """The places of all but the messages of one opcode, which cost nothing: markers may be as many as changes."""
         opcodes = np.frombuffer(self._data, np.uint8)[self._starts[:-1] + 1]
-        return [self[place] for place in np.flatnonzero(opcodes != opcode).tolist()]
+        return (opcodes != opcode).nonzero()[0].tolist()  # type: ignore[no-any-return]
+
+    def header(self, place: int) -> Header:
+        """What a message is and of which vbucket, before it is decoded."""
+        return Header.parse(self._data, int(self._starts[place]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

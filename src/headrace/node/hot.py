@@ -90,7 +90,9 @@ def serve(session: Session, data: bytes, at: int = 0) -> int:  # noqa: C901, PLR
     # What the client says of JSON is looked at again; that it may say so, hello has to have agreed.
     json_too = _STORING | session.datatypes & JSON
     seqnos = bucket.seqnos
-    runs = bucket.runs if may_write else None
+    # Who takes streams asks for a thousand of them at once, and stores nothing.
+    may_store = session.end is None
+    runs = bucket.runs if may_write and may_store else None
     sets = hits = misses = others = 0
     if runs is not None:
         at, sets = runs.take(data, at, json_too)
@@ -200,7 +202,7 @@ def serve(session: Session, data: bytes, at: int = 0) -> int:  # noqa: C901, PLR
         ):
             break
         may_read, may_write = session.may_read, session.may_write and bucket.trouble is None
-        runs = bucket.runs if may_write else None
+        runs = bucket.runs if may_write and may_store else None
         if runs is not None:
             at, more = runs.take(data, at, json_too)
             sets += more

@@ -85,7 +85,7 @@ def judge(request: StreamRequest, offer: Offer) -> Accepted | Declined:  # noqa:
     if refused is not None:
         return refused
     wanted = _wanted(request, flags, history, offer.persisted_seqno)
-    if flags & StreamFlag.IGNORE_PURGED_TOMBSTONES:
+    if StreamFlag.IGNORE_PURGED_TOMBSTONES in flags:
         history = History(log=history.log, high_seqno=history.high_seqno)
     verdict = decide(wanted, history)
     if isinstance(verdict, OutOfRange):
@@ -105,15 +105,15 @@ def _wanted(request: StreamRequest, flags: StreamFlag, history: History, persist
     """What is asked for, once the flags have had their say."""
     start, vbuuid = request.start_seqno, request.vbuuid
     snapshot_start, snapshot_end = request.snapshot_start, request.snapshot_end
-    if flags & StreamFlag.FROM_LATEST:
+    if StreamFlag.FROM_LATEST in flags:
         start, vbuuid = history.high_seqno, history.log.latest.vbuuid
         snapshot_start = snapshot_end = None
     end = request.end_seqno
-    if flags & StreamFlag.DISK_ONLY:
+    if StreamFlag.DISK_ONLY in flags:
         end = Seqno(max(start, persisted_seqno))
-    elif flags & StreamFlag.TO_LATEST:
+    elif StreamFlag.TO_LATEST in flags:
         end = Seqno(max(start, history.high_seqno))
-    elif flags & StreamFlag.TAKEOVER:
+    elif StreamFlag.TAKEOVER in flags:
         end = SEQNO_MAX
     return ResumeRequest(
         vbuuid=vbuuid,
@@ -121,7 +121,7 @@ def _wanted(request: StreamRequest, flags: StreamFlag, history: History, persist
         snapshot_start=start if snapshot_start is None else snapshot_start,
         snapshot_end=start if snapshot_end is None else snapshot_end,
         end_seqno=end,
-        strict_vbuuid=bool(flags & StreamFlag.STRICT_VBUUID),
+        strict_vbuuid=StreamFlag.STRICT_VBUUID in flags,
     )
 
 

@@ -99,7 +99,7 @@ class ProducerStream:
         self.vbucket = vbucket
         self.opaque = opaque
         self.flags = accepted.flags
-        self.takes_over = bool(accepted.flags & StreamFlag.TAKEOVER)
+        self.takes_over = StreamFlag.TAKEOVER in accepted.flags
         """Whether the vbucket is to change hands."""
         self.end = accepted.end
         self.cursor: int = accepted.start

@@ -135,7 +135,7 @@ class Sender:
 
     def _open_stream(self, request: StreamRequest) -> ServedStream | None:
         """Open a stream, or say why not."""
-        if request.flags & StreamFlag.TAKEOVER and not self._may_take_over:
+        if not self._may_take_over and StreamFlag.TAKEOVER in StreamFlag(request.flags):
             self._refuse(request, Status.NO_ACCESS, f"a takeover takes the role {Role.ADMIN}")
             return None
         vb = self._bucket.vbuckets[request.vbucket] if request.vbucket < len(self._bucket.vbuckets) else None
@@ -149,8 +149,8 @@ class Sender:
             self._bucket,
             self._flusher,
             vb,
-            disk_only=bool(verdict.flags & StreamFlag.DISK_ONLY),
-            ignores_purge=bool(verdict.flags & StreamFlag.IGNORE_PURGED_TOMBSTONES),
+            disk_only=StreamFlag.DISK_ONLY in verdict.flags,
+            ignores_purge=StreamFlag.IGNORE_PURGED_TOMBSTONES in verdict.flags,
         )
         stream = ServedStream(vb, request.opaque, verdict, feed)
         self.streams[vb.id] = stream
@@ -294,6 +294,8 @@ class Sender:
         if stream.cursor >= stream.snapshot_end:
             stream.feed.close()  # a read transaction is not kept, nor asked again for the next snapshot
             sent += self._snapshot_sent(stream)
+            if stream.is_done and self.window.room > 0:
+                sent += self._end(stream, StreamEndReason.OK)
         return sent + max(size, read) + CONVERTED_BYTES * self._framer.converted
 
     def _go_on(self, stream: ServedStream, *, may_read_disk: bool) -> int:

@@ -78,6 +78,7 @@ class Turns(Generic[S]):
         """Whether the last one taken had waited for the disk."""
         self._seqnos = np.frombuffer(seqnos, np.int64)
         self._idle_at = np.full(len(seqnos), _NOWHERE, np.int64)
+        self._idle: set[int] = set()
 
     def __bool__(self) -> bool:
         return bool(self._ready or self._waiting)
@@ -93,6 +94,8 @@ class Turns(Generic[S]):
 
     def changed(self) -> list[int]:
         """The vbuckets of idle streams behind whose cursor there is something."""
+        if not self._idle:  # as while old changes are sent, which is when turns are many
+            return []
         found: list[int] = np.nonzero(self._seqnos > self._idle_at)[0].tolist()
         return found
 
@@ -112,7 +115,7 @@ class Turns(Generic[S]):
 
     def put(self, stream: S) -> None:
         """Have a stream be served, after all that are ready."""
-        self._idle_at[stream.vbucket] = _NOWHERE
+        self._stir(stream)
         self._waiting.pop(stream.vbucket, None)
         self._ready.setdefault(stream.vbucket, stream)
         if stream.in_snapshot or stream.feed.reads_disk:
@@ -125,9 +128,16 @@ class Turns(Generic[S]):
     def rest(self, stream: S) -> None:
         """Leave a stream alone until there is something behind its cursor."""
         self._idle_at[stream.vbucket] = stream.cursor
+        self._idle.add(stream.vbucket)
 
     def forget(self, stream: S) -> None:
         """A stream has ended."""
-        self._idle_at[stream.vbucket] = _NOWHERE
+        self._stir(stream)
         for streams in (self._waiting, self._ready, self._begun):
             streams.pop(stream.vbucket, None)
+
+    def _stir(self, stream: S) -> None:
+        """A stream is idle no more."""
+        if stream.vbucket in self._idle:
+            self._idle.discard(stream.vbucket)
+            self._idle_at[stream.vbucket] = _NOWHERE
