@@ -101,36 +101,36 @@ def encode(message: Message, dialect: Dialect = Dialect.DCP) -> bytes:
     """Write one message; what the dialect cannot say is refused, except fields that are marked as ignorable."""
     if isinstance(message, Unknown | Malformed):
         return message.frame.pack()
-    spec = message.spec
-    spoken = spoken_in(type(message), dialect)
-    if spoken is None:
-        raise LocalProtocolError(f"the {dialect} dialect has no {spec.name}")
-    plan = _choose(message, PLANS[type(message), spoken], dialect)
+    plans, opcode, magics = _spoken(type(message), dialect)
+    plan = _choose(message, plans, dialect)
     try:
         extras, key, rest = plan.write(message)
     except TypeError as error:
-        raise LocalProtocolError(f"{spec.name} has a field of the wrong type: {error}") from error
-    magic = _MAGIC_OF[spec.kind][message.framing is not None]
+        raise LocalProtocolError(f"{message.spec.name} has a field of the wrong type: {error}") from error
+    framing = message.framing
+    magic = magics[framing is not None]
     if magic is None:
-        raise LocalProtocolError(f"{spec.name} has no header with framing extras")
-    framing = message.framing or b""
-    if isinstance(message, Response):
+        raise LocalProtocolError(f"{message.spec.name} has no header with framing extras")
+    if opcode is None:
+        assert isinstance(message, Response)
         opcode, specific = message.opcode, message.status
     else:
-        opcode, specific = spec.opcodes[spoken], getattr(message, "vbucket", 0)
-    header = Header(
-        magic=magic,
-        opcode=opcode,
-        framing_length=len(framing),
-        key_length=len(key),
-        extras_length=len(extras),
-        datatype=message.datatype,
-        specific=specific,
-        body_length=len(framing) + len(rest),
-        opaque=message.opaque,
-        cas=message.cas,
-    )
-    return header.pack() + framing + rest
+        specific = getattr(message, "vbucket", 0)
+    before = framing or b""
+    body = before + rest if before else rest
+    # In the order of the header's fields: to name ten of them takes as long as to write them.
+    numbers = (len(before), len(key), len(extras), message.datatype, specific, len(body), message.opaque, message.cas)
+    return Header(magic, opcode, *numbers).pack() + body
+
+
+@cache
+def _spoken(cls: type[Message], dialect: Dialect) -> tuple[tuple[Plan, ...], int | None, tuple[Magic, Magic | None]]:
+    """How a message goes out: its plans, its opcode, which an answer has from its request, and its magics."""
+    spoken = spoken_in(cls, dialect)
+    if spoken is None:
+        raise LocalProtocolError(f"the {dialect} dialect has no {cls.spec.name}")
+    opcode = None if issubclass(cls, Response) else cls.spec.opcodes[spoken]
+    return PLANS[cls, spoken], opcode, _MAGIC_OF[cls.spec.kind]
 
 
 def _choose(message: Message, plans: tuple[Plan, ...], dialect: Dialect) -> Plan:

@@ -53,6 +53,7 @@ class Plan:
         self.extras = struct.Struct(">" + "".join(self._code(name) for name in layout.extras))
         # A value that is one run of bytes needs no walk: this is the path of every mutation.
         self.plain_value = layout.value[0] if len(layout.value) == 1 and self._is_octets(layout.value[0]) else ""
+        self._plain_rows = self._rows_alone()
         self._is_short = not (
             self.raw_extras or layout.engine or layout.meta or layout.constants or DERIVED.keys() & set(layout.extras)
         )
@@ -64,6 +65,14 @@ class Plan:
         self._extras_of = _getter(layout.extras if self._is_short else ())
         self._defaults = tuple(spec.defaults[name] for name in self._absent)
         self._numbers = tuple(number for _, number in self._constants)
+
+    def _rows_alone(self) -> Rows | None:
+        """The rows that are all of the value, as many as it has room for: a failover log is that."""
+        fields = [self.spec.field(name) for name in self.layout.value]
+        if len(fields) != 1 or fields[0].when:
+            return None
+        kind = fields[0].kind
+        return kind if isinstance(kind, Rows) and not kind.counted else None
 
     def _is_octets(self, name: str) -> bool:
         return isinstance(self.spec.field(name).kind, Octets)
@@ -109,6 +118,8 @@ class Plan:
             values[layout.key] = body[key_at:value_at]
         if self.plain_value:
             values[self.plain_value] = body[value_at:]
+        elif (rows := self._plain_rows) is not None and are_rows(rows, len(body) - value_at):
+            values[layout.value[0]] = tuple(rows_of(rows, body[value_at:]))
         elif layout.value or value_at < len(body):
             return self._read_parts(Section.VALUE, body[value_at:], value_at, values) or values
         return values
@@ -273,6 +284,12 @@ def rows_rule(spec: FieldSpec) -> str:
     return f"at most {spec.kind.rows_max} rows of {spec.kind.packer.size} bytes"
 
 
+def are_rows(kind: Rows, length: int) -> bool:
+    """Whether so many bytes are rows of a table without a count, and no more of them than it may have."""
+    size = kind.packer.size
+    return length % size == 0 and length <= size * kind.rows_max
+
+
 def part_length(spec: FieldSpec, data: bytes, at: int) -> int:
     """How many bytes a field takes at this place; more than are left when it is cut, -1 when they are no rows."""
     left = len(data) - at
@@ -282,7 +299,7 @@ def part_length(spec: FieldSpec, data: bytes, at: int) -> int:
         return left
     size = spec.kind.packer.size
     if not spec.kind.counted:
-        return left if left % size == 0 and left <= size * spec.kind.rows_max else -1
+        return left if are_rows(spec.kind, left) else -1
     if left < _COUNT.size:
         return _COUNT.size
     return int(_COUNT.size + size * _COUNT.unpack_from(data, at)[0])
