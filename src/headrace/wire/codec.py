@@ -101,7 +101,7 @@ def encode(message: Message, dialect: Dialect = Dialect.DCP) -> bytes:
     """Write one message; what the dialect cannot say is refused, except fields that are marked as ignorable."""
     if isinstance(message, Unknown | Malformed):
         return message.frame.pack()
-    plans, opcode, magics = _spoken(type(message), dialect)
+    plans, opcode, magics = _spoken(type(message), dialect)  # type: ignore[arg-type] # a class can be hashed
     plan = _choose(message, plans, dialect)
     try:
         extras, key, rest = plan.write(message)
