@@ -14,6 +14,7 @@ from headrace.client import writing_delivery as delivery_module
 from headrace.client.errors import AuthFailedError, NoAccessError
 from headrace.client.options import ChangeOptions
 from headrace.client.writing import BucketWriter, ItemVersion, NotWrittenError, WriteCounts
+from headrace.errors import LocalProtocolError
 from headrace.node.users import Role, User, Users
 from headrace.testing import LiveNode
 from headrace.wire import Request
@@ -30,7 +31,7 @@ from headrace.wire.catalogue import (
     StatEntry,
     StoringWithMeta,
 )
-from headrace.wire.codes import Feature, Status, WithMetaOption
+from headrace.wire.codes import Datatype, Feature, Status, WithMetaOption
 from tests.certificates import certificate
 from tests.client.servers import HOST, Answer, Scripted, couchbase, memcached, opcode_of, refused, scripted, text
 from tests.client.writes import CAS, VBUCKETS, Kept, key_of, meta_of, options, put_many
@@ -286,6 +287,29 @@ def test_conflicts_are_skipped_by_the_bit_that_the_server_knows(granted: tuple[i
         writer.set_version("", b"c", b"1", ItemVersion(0, 0, 2, CAS))
         writer.finish()
     assert {each.key: each.options for each in moody.writes} == {b"a": sent, b"b": sent, b"c": None}
+
+
+def test_an_old_server_is_told_no_datatype_that_it_does_not_know():
+    """JSON goes without its mark, which 4.1.2 gives it by itself; an item with xattrs cannot be said to it."""
+
+    class Old(Moody):
+        def answer(self, request: Request) -> Answer:
+            if isinstance(request, Hello):
+                return HelloReply(opcode=opcode_of(request), opaque=request.opaque, features=(Feature.MUTATION_SEQNO,))
+            return super().answer(request)
+
+    moody, version = Old(lambda _request, _tries: []), ItemVersion(0, 0, 2, CAS)
+    with moody.writer() as writer:
+        writer.set("", b"a", b"1", datatype=Datatype.JSON)
+        writer.set_version("", b"b", b"1", version, datatype=Datatype.JSON)
+        for mark in (Datatype.XATTR, Datatype.XATTR | Datatype.JSON):
+            with pytest.raises(LocalProtocolError, match="it has xattrs, and the server knows none"):
+                writer.set_version("", b"c", b"1", version, datatype=mark)
+        with pytest.raises(LocalProtocolError, match="it has xattrs, and the server knows none"):
+            writer.delete_version("", b"d", b"1", version, datatype=Datatype.XATTR)
+        writer.finish()
+        assert writer.counts == WriteCounts(written=2)
+    assert {each.key: each.datatype for each in moody.writes} == {b"a": 0, b"b": 0}
 
 
 def test_answers_that_nobody_asked_for():

@@ -30,7 +30,8 @@ from headrace.client.writing_frames import (
     Form,
 )
 from headrace.client.writing_journal import JOURNAL_BYTES_MAX
-from headrace.wire.codes import Feature, WithMetaOption
+from headrace.errors import LocalProtocolError
+from headrace.wire.codes import Datatype, Feature, WithMetaOption
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from headrace.client.options import ChangeOptions
 
 _EXPIRED = int(WithMetaOption.IS_EXPIRATION)
+_JSON, _XATTR = int(Datatype.JSON), int(Datatype.XATTR)
 
 RETRY_S_MAX = 60.0
 """How long a row is tried again while servers cannot take it, or are away."""
@@ -92,6 +94,8 @@ class BucketWriter:
             # replica, where nobody would see it (MB-67207).
             knows = Feature.XATTR in line.features
             self._skips = int(WithMetaOption.SKIP_CONFLICT_RESOLUTION if knows else WithMetaOption.FORCE)
+            # Over a datatype that hello did not agree on, 4.1.2 closes the connection. It finds by itself what is JSON.
+            self._unsaid = (0 if Feature.JSON in line.features else _JSON) | (0 if knows else _XATTR)
         except BaseException:
             self.close()
             raise
@@ -168,6 +172,8 @@ class BucketWriter:
             self._put(DELETE_WITH_META, row, key, xattrs, datatype, version)
 
     def _put(self, form: Form, row: Any, key: bytes, value: bytes, datatype: int, extras: tuple[int, ...]) -> None:
+        if datatype & self._unsaid:
+            datatype = self._sayable(datatype)
         delivery = self._delivery
         vbucket = vbucket_of(key, delivery.vbuckets)
         lane = delivery.lanes.at[vbucket]
@@ -179,6 +185,11 @@ class BucketWriter:
             delivery.turn(lane)
             if delivery.journal.size_bytes >= JOURNAL_BYTES_MAX:
                 delivery.harden()
+
+    def _sayable(self, datatype: int) -> int:
+        if datatype & self._unsaid & _XATTR:
+            raise LocalProtocolError("it has xattrs, and the server knows none")
+        return datatype & ~self._unsaid
 
 
 def _raise(_row: Any, _key: bytes, error: StatusError) -> None:
