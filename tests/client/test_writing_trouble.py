@@ -33,7 +33,7 @@ from headrace.wire.catalogue import (
 )
 from headrace.wire.codes import Datatype, Feature, Status, WithMetaOption
 from tests.certificates import certificate
-from tests.client.servers import HOST, Answer, Scripted, couchbase, memcached, opcode_of, refused, scripted, text
+from tests.client.servers import HOST, Answer, Scripted, but, couchbase, memcached, opcode_of, refused, scripted, text
 from tests.client.writes import CAS, VBUCKETS, Kept, key_of, meta_of, options, put_many
 
 
@@ -310,6 +310,35 @@ def test_an_old_server_is_told_no_datatype_that_it_does_not_know():
         writer.finish()
         assert writer.counts == WriteCounts(written=2)
     assert {each.key: each.datatype for each in moody.writes} == {b"a": 0, b"b": 0}
+
+
+def test_a_server_that_does_not_know_its_cluster_yet_is_waited_for():
+    """After a start the map is empty for a while, as of 4.1.2: at the beginning of a write, and in the middle."""
+    asked = []
+
+    class Starting(Moody):
+        def answer(self, request: Request) -> Answer:
+            if isinstance(request, GetClusterConfig):
+                asked.append(request)
+                if len(asked) in (1, 2, 4):
+                    return text(request, b"")
+            return super().answer(request)
+
+    moody = Starting(lambda request, tries: refused(request, Status.NOT_MY_VBUCKET) if tries < 3 else [])
+    with moody.writer(sleep=lambda _: None) as writer:
+        put_many(writer, 20)
+        writer.finish()
+        assert writer.counts == WriteCounts(written=20)
+    assert (len(asked), len(moody.stored)) == (5, 20)
+
+
+def test_a_server_that_never_hears_of_its_cluster_is_told():
+    """When the time to try is over, the error says what is missing."""
+    with (
+        scripted(but(GetClusterConfig=lambda request: text(request, b""))) as server,
+        pytest.raises(ConnectionLostError, match="it was told of no cluster; the bucket may not be ready yet"),
+    ):
+        BucketWriter(ChangeOptions(connection=f"couchbase://{HOST}:{server.port}"), retry_s_max=0.05)
 
 
 def test_answers_that_nobody_asked_for():

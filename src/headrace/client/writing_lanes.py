@@ -54,13 +54,19 @@ class Line(NodeConnection):
         self.features = self._go_through(opening(login, FEATURES))
 
     def cluster_map(self) -> ClusterMap:
-        """Ask for the map; a server that has none, as memcached, holds everything itself."""
+        """Ask for the map; a server that knows none, as memcached, holds everything itself.
+
+        One that starts and was not told of its cluster yet has an empty one. What it holds says nothing then of how
+        many vbuckets the bucket has, and a key would go to the wrong one: it is waited for.
+        """
         try:
             reply = self.request(GetClusterConfig(), asked=f"the cluster config of {self.address}")
         except UnknownCommandError:
             return ClusterMap.alone(self.address, 1)
         if not isinstance(reply, Text):
             raise ServerAnswerError(f"{self.address}: no cluster config: {reply!r}")
+        if not reply.value:
+            raise ConnectionLostError(f"{self.address}: it was told of no cluster; the bucket may not be ready yet")
         return ClusterMap.parse(reply.value, dialled=self.address)
 
     def settles_by_time(self) -> bool:
