@@ -27,6 +27,7 @@ from tests.client.servers import free_port
 from tests.processes import Server, start_node
 from tests.spark.conftest import spark_home
 from tests.spark.faults.jobs import executors_of
+from tests.spark.faults.test_secrets import PASSWORD, USER, files_of, search, start_closed_node
 
 WAIT_S = 180.0
 SMALL = ("--master", "local[2]", "--conf", "spark.driver.memory=1g")
@@ -280,6 +281,28 @@ def test_a_terminal_shows_how_far_it_is(tmp_path: Path):
             watched.kill()
             watched.wait()
             os.close(ours)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("java_home")
+def test_a_password_is_nowhere(tmp_path: Path):
+    """Given by a variable, and with Spark telling all it does, it is in no line, no checkpoint and no table."""
+    server = start_closed_node(tmp_path)
+    at = f"couchbase://127.0.0.1:{server.port}"
+    known = ("--username", USER, "--password-env", "ANN", "--spark-log", "info")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    try:
+        with materialize(at, "delta:t", "--once", *known, cwd=folder, ANN=PASSWORD) as command:
+            assert command.end() == 0, command.words
+            assert command.told[-1]["rows"] == 100
+    finally:
+        server.kill()
+        said = server.said
+        server.close()
+    assert " INFO " in command.words
+    assert any((folder / "t.checkpoint" / "offsets").iterdir())
+    search(files_of(folder) | {"told": json.dumps(command.told).encode(), "node": said.encode()})
 
 
 # ---------------------------------------------------------------------------------------------------------------------

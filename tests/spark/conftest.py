@@ -59,7 +59,8 @@ def spark_home(folder: Path) -> Path:
     home = folder / "spark-home"
     home.mkdir()
     for each in Path(pyspark.__file__).parent.iterdir():
-        (home / each.name).symlink_to(each)
+        if each.name != "work":  # who runs a local cluster without this has left one there
+            (home / each.name).symlink_to(each)
     return home
 
 

@@ -35,7 +35,7 @@ def test_the_notebook_is_the_one_of_the_guide():
     ids = [cell["id"] for cell in found["cells"]]
     assert len(set(ids)) == len(ids)
     for cell in found["cells"]:
-        code = {"execution_count": None, "outputs": []} if cell["cell_type"] == "code" else {}
+        code: dict[str, object] = {"execution_count": None, "outputs": []} if cell["cell_type"] == "code" else {}
         plain = {name: value for name, value in cell.items() if name not in {"id", "source"}}
         assert plain == {"cell_type": cell["cell_type"], "metadata": {}, **code}
         assert cell["cell_type"] in {"code", "markdown"}

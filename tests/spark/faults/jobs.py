@@ -35,7 +35,7 @@ class Job:
         *,
         master: str = "local[2]",
         keep: str = "first",
-        explain: bool = False,
+        wrong: Mapping[str, str] | None = None,
     ) -> None:
         self.copy = StoredCopy(folder / "copy", str(options.get("onRollback", REBUILD)))
         (folder / "copy").mkdir(exist_ok=True)
@@ -47,7 +47,7 @@ class Job:
             "copy": str(folder / "copy"),
             "checkpoint": str(folder / "checkpoint"),
             "keep": keep,
-            "explain": explain,
+            "wrong": wrong,
         }
         path = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
         with self._log.open("ab") as log:
