@@ -18,6 +18,7 @@ from headrace.testing import LiveNode
 from tests.client.servers import free_port
 from tests.pipelines.batches import keys, version
 from tests.pipelines.copies import copy_into
+from tests.spark.faults.queries import connection_to
 
 WAIT_S = 120.0
 
@@ -34,18 +35,18 @@ def node() -> Iterator[LiveNode]:
 
 
 class Job:
-    """A table that is kept equal to a node's bucket."""
+    """A table that is kept equal to the bucket of a node, or of nodes that share its vbuckets."""
 
-    def __init__(self, spark: SparkSession, node: LiveNode, folder: Path, kind: str = "delta") -> None:
+    def __init__(self, spark: SparkSession, *nodes: LiveNode, folder: Path, kind: str = "delta") -> None:
         self.path, self.checkpoint = folder / "table", folder / "checkpoint"
         self._place = Place.parse(f"{kind}:{self.path}")
         self._spark = spark
-        self._node = node
+        self._connection = connection_to(*nodes)
 
     def materialization(self, **options: str) -> Materialization:
         """A run that is not started."""
         target = open_target(self._place)
-        told = {"connection": self._node.connection_string, "giveUp": "30", **options}
+        told = {"connection": self._connection, "giveUp": "30", **options}
         return Materialization(self._spark, told, target, self.checkpoint)
 
     def once(self, **options: str) -> Progress:
@@ -55,7 +56,7 @@ class Job:
     def check(self) -> int:
         """Compare the table with the bucket; give how many items there are."""
         side = (DeltaSide if self._place.kind == "delta" else LogSide)(str(self.path))
-        found = compare(BucketSide(ChangeOptions(connection=self._node.connection_string)), side)
+        found = compare(BucketSide(ChangeOptions(connection=self._connection)), side)
         assert found.is_equal, found
         return found.equal
 
@@ -63,7 +64,7 @@ class Job:
 @pytest.fixture
 def job(spark: SparkSession, node: LiveNode, tmp_path: Path) -> Job:
     """A Delta table of the node's bucket."""
-    return Job(spark, node, tmp_path)
+    return Job(spark, node, folder=tmp_path)
 
 
 class Running:
@@ -116,7 +117,7 @@ def test_once_ends_with_a_table_that_equals_the_bucket(job: Job, node: LiveNode)
 
 def test_a_log_leaves_what_the_bucket_holds(spark: SparkSession, node: LiveNode, tmp_path: Path):
     """The log of all changes, with a failover among them."""
-    job = Job(spark, node, tmp_path, "parquet")
+    job = Job(spark, node, folder=tmp_path, kind="parquet")
     job.once(maxOffsetsPerTrigger="150")
     assert job.check() == 360
     node.flush()
@@ -231,7 +232,7 @@ def test_an_empty_bucket_empties_the_table(job: Job, spark: SparkSession, tmp_pa
     job.once()
     shutil.rmtree(job.checkpoint)
     with LiveNode(vbuckets=8) as other:
-        empty = Job(spark, other, tmp_path)
+        empty = Job(spark, other, folder=tmp_path)
         assert empty.once().commits == 1
         assert empty.check() == 0
 

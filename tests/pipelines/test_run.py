@@ -25,6 +25,9 @@ from headrace.testing import Chaos, LiveNode
 from tests.cli.tools import run
 from tests.client.servers import free_port
 from tests.processes import Server, start_node
+from tests.spark.conftest import spark_home
+from tests.spark.faults.jobs import executors_of
+from tests.spark.faults.test_secrets import PASSWORD, USER, files_of, search, start_closed_node
 
 WAIT_S = 180.0
 SMALL = ("--master", "local[2]", "--conf", "spark.driver.memory=1g")
@@ -33,12 +36,17 @@ SMALL = ("--master", "local[2]", "--conf", "spark.driver.memory=1g")
 class Command:
     """`headrace run materialize` in a process, with its lines."""
 
-    def __init__(self, server: str, to: str, *options: str, cwd: Path) -> None:
+    def __init__(self, server: str, to: str, *options: str, cwd: Path, **variables: str) -> None:
         command = [sys.executable, "-m", "headrace", "run", "materialize", "--from", server, "--to", to]
         self._words = cwd / f"words-{time.monotonic_ns()}"
         with self._words.open("wb") as words:
             self.process = subprocess.Popen(
-                [*command, "--output", "json", *SMALL, *options], stdout=subprocess.PIPE, stderr=words, cwd=cwd
+                [*command, "--output", "json", *SMALL, *options],
+                stdout=subprocess.PIPE,
+                stderr=words,
+                cwd=cwd,
+                env={**os.environ, **variables},
+                start_new_session=True,
             )
         self.told: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -75,9 +83,9 @@ class Command:
 
 
 @contextmanager
-def materialize(server: str, to: str, *options: str, cwd: Path) -> Iterator[Command]:
+def materialize(server: str, to: str, *options: str, cwd: Path, **variables: str) -> Iterator[Command]:
     """Run the command for as long as a `with` lasts."""
-    command = Command(server, to, *options, cwd=cwd)
+    command = Command(server, to, *options, cwd=cwd, **variables)
     try:
         yield command
     finally:
@@ -179,6 +187,30 @@ def test_a_kill_of_the_driver_loses_and_doubles_nothing(tmp_path: Path, to: str)
         assert check_equal(node.connection_string, to, tmp_path) >= 500
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("java_home")
+def test_a_killed_executor_loses_and_doubles_nothing(tmp_path: Path):
+    """Of two executors one is killed while there is much to read; the run goes on by itself, and ends equal."""
+    cluster = ("--master", "local-cluster[2,1,512]", "--conf", "spark.executor.memory=512m")
+    home = str(spark_home(tmp_path))
+    with LiveNode(vbuckets=16) as node:
+        node.write(2000)
+        writer = Writer(lambda: node.port)
+        options = (*cluster, "--every", "100ms", "--max-changes", "200")
+        with materialize(node.connection_string, "delta:t", *options, cwd=tmp_path, SPARK_HOME=home) as command:
+            driver = command.process.pid
+            command.until(lambda told: told["batches"] > 0 and len(executors_of(driver)) == 2)
+            first = executors_of(driver)
+            os.kill(first[0], signal.SIGKILL)
+            command.until(lambda _: len(set(executors_of(driver)) - {first[0]}) == 2)
+            batches = command.told[-1]["batches"]
+            command.until(lambda told: told["batches"] > batches + 1)
+            assert command.end(signal.SIGTERM) == 143
+        writer.stop()
+        assert once(node.connection_string, "delta:t", tmp_path)["rollbacks"] == 0
+        assert check_equal(node.connection_string, "delta:t", tmp_path) >= 2000
+
+
 def _lose(node: Server, server: str, table: Path) -> None:
     """Kill a node that has written changes to nobody's disk, when a table has some of them."""
     chaos = Chaos(server)
@@ -249,6 +281,28 @@ def test_a_terminal_shows_how_far_it_is(tmp_path: Path):
             watched.kill()
             watched.wait()
             os.close(ours)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("java_home")
+def test_a_password_is_nowhere(tmp_path: Path):
+    """Given by a variable, and with Spark telling all it does, it is in no line, no checkpoint and no table."""
+    server = start_closed_node(tmp_path)
+    at = f"couchbase://127.0.0.1:{server.port}"
+    known = ("--username", USER, "--password-env", "ANN", "--spark-log", "info")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    try:
+        with materialize(at, "delta:t", "--once", *known, cwd=folder, ANN=PASSWORD) as command:
+            assert command.end() == 0, command.words
+            assert command.told[-1]["rows"] == 100
+    finally:
+        server.kill()
+        said = server.said
+        server.close()
+    assert " INFO " in command.words
+    assert any((folder / "t.checkpoint" / "offsets").iterdir())
+    search(files_of(folder) | {"told": json.dumps(command.told).encode(), "node": said.encode()})
 
 
 # ---------------------------------------------------------------------------------------------------------------------

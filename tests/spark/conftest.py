@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
@@ -51,6 +52,16 @@ def spark_conf(folder: Path) -> dict[str, str]:
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.driver.extraJavaOptions": f"{_SHORT_LIVED} -Djava.io.tmpdir={folder}",
     }
+
+
+def spark_home(folder: Path) -> Path:
+    """The installed Spark by links, so that executors of a `local-cluster` work in a folder of the test: `work`."""
+    home = folder / "spark-home"
+    home.mkdir()
+    for each in Path(pyspark.__file__).parent.iterdir():
+        if each.name != "work":  # who runs a local cluster without this has left one there
+            (home / each.name).symlink_to(each)
+    return home
 
 
 def stop(spark: SparkSession) -> None:

@@ -1,3 +1,4 @@
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from headrace.spark import sessions
 from headrace.spark.progress_metrics import BUCKET, MEASURED, PREFIX, QUERY, VBUCKET
 
 GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
+NOTEBOOK = GUIDES.parents[1] / "examples" / "first_stream.ipynb"
 PROGRAM_S_MAX = 240
 
 
@@ -19,19 +21,42 @@ def blocks(page: str, heading: str) -> list[str]:
     return re.findall(r"^```py(?:thon)?\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
 
 
+def cells() -> list[str]:
+    """The programs of the notebook, as a kernel would get them."""
+    found = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    return ["".join(cell["source"]) for cell in found["cells"] if cell["cell_type"] == "code"]
+
+
+def test_the_notebook_is_the_one_of_the_guide():
+    """It is of format 4.5, holds no output of anybody's run, and has the cells that the guide shows."""
+    found = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    assert (found["nbformat"], found["nbformat_minor"]) == (4, 5)
+    assert found["metadata"]["kernelspec"]["name"] == "python3"
+    ids = [cell["id"] for cell in found["cells"]]
+    assert len(set(ids)) == len(ids)
+    for cell in found["cells"]:
+        code: dict[str, object] = {"execution_count": None, "outputs": []} if cell["cell_type"] == "code" else {}
+        plain = {name: value for name, value in cell.items() if name not in {"id", "source"}}
+        assert plain == {"cell_type": cell["cell_type"], "metadata": {}, **code}
+        assert cell["cell_type"] in {"code", "markdown"}
+    assert [f"{cell}\n" for cell in cells()] == blocks("spark-session.md", "In a notebook")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("heading", "shown"),
+    ("program", "shown"),
     [
-        ("The plain way", "['event', 'vbucket', 'vbuuid']"),
-        ("In a notebook", '|mutation|airport::SFO|{"city": "San Francisco"}|'),
+        pytest.param(blocks("spark-session.md", "The plain way"), "['event', 'vbucket', 'vbuuid']", id="plain"),
+        pytest.param(cells(), '|mutation|airport::SFO|{"city": "San Francisco"}|', id="notebook"),
     ],
 )
-def test_programs_of_the_session_guide_run(spark_command_env: dict[str, str], tmp_path: Path, heading: str, shown: str):
-    """What the guide shows as a program, or as cells one after the other, runs in a fresh interpreter, and prints."""
+def test_programs_of_the_session_guide_run(
+    spark_command_env: dict[str, str], tmp_path: Path, program: list[str], shown: str
+):
+    """What the guide shows as a program, and the cells of the notebook, run in a fresh interpreter, and print."""
     environment = {name: value for name, value in spark_command_env.items() if name != "PYSPARK_PYTHON"}
     done = subprocess.run(
-        [sys.executable, "-c", "\n".join(blocks("spark-session.md", heading))],
+        [sys.executable, "-c", "\n".join(program)],
         env=environment,
         cwd=tmp_path,
         capture_output=True,

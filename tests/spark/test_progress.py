@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 import time
 import urllib.request
@@ -318,6 +319,46 @@ def test_a_real_query_is_followed(spark: SparkSession, tmp_path: Path):
     assert found["measured"]["bytes"] >= 20 * 104
     assert found["measured"]["age_s"] < WAIT_S_MAX
     assert _bucket(listener)["lag_seqnos"] == 0
+
+
+class Scraped(ProgressListener):
+    """A listener whose metrics are fetched over HTTP after each micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = self.serve()
+        self.scraped: list[str] = []
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        super().onQueryProgress(event)
+        self.scraped.append(fetched(self.server.url))
+
+
+@pytest.mark.slow
+def test_a_limited_query_is_seen_to_catch_up(spark: SparkSession, tmp_path: Path):
+    """Of a query that takes 5 changes a batch, lag falls to 0 where Prometheus looks and in Spark's own progress."""
+    listener = Scraped()
+    spark.streams.addListener(listener)
+    try:
+        with LiveNode(vbuckets=2) as node, listener.server:
+            node.write(20)
+            options = {"connection": node.connection_string, "maxOffsetsPerTrigger": "5"}
+            written = spark.readStream.format("dcp").options(**options).load().writeStream.format("noop")
+            written = written.queryName("limited").option("checkpointLocation", str(tmp_path))
+            query = written.trigger(availableNow=True).start()
+            assert query.awaitTermination(WAIT_S_MAX)
+            until(lambda: len(listener.scraped) == len(query.recentProgress), query)
+            high = node.high_seqnos()
+    finally:
+        spark.streams.removeListener(listener)
+    metric = re.compile(r'^headrace_spark_lag_seqnos\{bucket="default",query="limited"\} (\S+)$', re.MULTILINE)
+    lags = [float(found[1]) for text in listener.scraped if (found := metric.search(text))]
+    assert lags == [15.0, 10.0, 5.0, 0.0]
+    told = [json.loads(each.json)["sources"][0] for each in query.recentProgress]
+    newest = [Offset.from_json(each["latestOffset"]) for each in told]
+    assert [{vb: at.seqno for vb, at in each.vbuckets.items()} for each in newest] == [high] * 4
+    behind = [advanced(Offset.from_json(each["endOffset"]), new) for each, new in zip(told, newest, strict=True)]
+    assert behind == [15, 10, 5, 0]
 
 
 def _read(listener: ProgressListener) -> dict[int, int]:

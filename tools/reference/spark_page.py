@@ -5,7 +5,7 @@ from typing import Any
 from headrace.spark.options import KINDS, OPTIONS, Option, Use
 from tools.reference.markdown import either, page, table
 
-SOURCE = "src/headrace/spark/options.py"
+SOURCE = "src/headrace/spark/option_table.py"
 _CALLED = {Use.BATCH: "read", Use.STREAM: "stream", Use.WRITE: "write", Use.TAP: "tap"}
 _SIZES = (("g", 30), ("m", 20), ("k", 10))
 

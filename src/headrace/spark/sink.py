@@ -236,8 +236,8 @@ def batch_writer(options: Options, schema: StructType, overwrite: bool) -> DataS
 def stream_writer(options: Options, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: FBT001
     """Make what writes a stream, on the driver.
 
-    Spark makes one to begin with and one for each commit, where a node that is away for a moment must not matter: so
-    nobody is connected to.
+    Spark makes one for each micro-batch and one for each commit, and tells neither whether it is the first: a node that
+    is away for a moment must not matter, so nobody is connected to. The first task with rows tells what is wrong.
     """
     with told():
         return StreamSink(SinkPlan.of(options, schema, overwrite=overwrite))

@@ -140,12 +140,13 @@ class Bucket:
         found: dict[str, Document] = {}
         asked = sorted(set(keys))
         for start in range(0, len(asked), ASKED_AT_ONCE):
-            found |= self._some(asked[start : start + ASKED_AT_ONCE])
+            found |= self.documents_of(asked[start : start + ASKED_AT_ONCE])
         held = sum(self._count(server) for server in self.servers)
         assert held == len(found), f"the bucket has {held} items, and {len(found)} of the keys that are known"
         return found
 
-    def _some(self, keys: Sequence[str]) -> dict[str, Document]:
+    def documents_of(self, keys: Sequence[str]) -> dict[str, Document]:
+        """Read all items of a few keys."""
         owned: dict[str, list[Document | None]] = {key: [] for key in keys}
         for place in range(len(self._nodes)):
             gets: list[Request] = [Get(key=key.encode(), vbucket=self.vbucket_of(key)) for key in keys]

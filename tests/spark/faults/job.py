@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def main(given: dict[str, object]) -> None:
@@ -27,9 +28,8 @@ def main(given: dict[str, object]) -> None:
     def take(frame: DataFrame, number: int) -> None:
         store(folder, number, frame.select(*COLUMNS).toArrow(), keep=keep)
 
-    if given["explain"]:
-        options = given["options"]
-        spark.read.format("dcp").options(**options).load().explain("extended")  # type: ignore[arg-type]
+    if given["wrong"] is not None:
+        _go_through(spark, given["options"], given["wrong"], str(given["checkpoint"]))  # type: ignore[arg-type]
     reader = spark.readStream.format("dcp").options(**given["options"])  # type: ignore[arg-type]
     writer = reader.load().writeStream.foreachBatch(take)
     query = writer.option("checkpointLocation", str(given["checkpoint"])).start()
@@ -40,6 +40,22 @@ def main(given: dict[str, object]) -> None:
     failure = query.exception()
     if failure is not None:
         raise failure
+
+
+def _go_through(spark: SparkSession, options: dict[str, str], wrong: dict[str, str], checkpoint: str) -> None:
+    """Plan a read, write a document, and let a query and a read fail: what may show an option shows it."""
+    spark.read.format("dcp").options(**options).load().explain("extended")
+    rows = spark.sql("select 'written' as key, 1 as n")
+    rows.write.format("dcp").options(**options).mode("append").save()
+    changes = spark.readStream.format("dcp").options(**wrong).load()
+    query = changes.writeStream.format("noop").option("checkpointLocation", f"{checkpoint}-wrong").start()
+    with suppress(Exception):
+        query.awaitTermination(60)
+    print(query.exception())  # noqa: T201 - the test searches it
+    try:
+        spark.read.format("dcp").options(**wrong).load().count()
+    except Exception as error:  # noqa: BLE001
+        print(error)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class Job:
         *,
         master: str = "local[2]",
         keep: str = "first",
-        explain: bool = False,
+        wrong: Mapping[str, str] | None = None,
     ) -> None:
         self.copy = StoredCopy(folder / "copy", str(options.get("onRollback", REBUILD)))
         (folder / "copy").mkdir(exist_ok=True)
@@ -47,7 +47,7 @@ class Job:
             "copy": str(folder / "copy"),
             "checkpoint": str(folder / "checkpoint"),
             "keep": keep,
-            "explain": explain,
+            "wrong": wrong,
         }
         path = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
         with self._log.open("ab") as log:
@@ -99,11 +99,11 @@ class Job:
 
     def executors(self) -> list[int]:
         """The process ids of its executors, those that started first before the others."""
-        return [pid for pid in self._processes() if _is_executor(_command_of(pid))]
+        return executors_of(self._process.pid)
 
     def _processes(self) -> list[int]:
-        """All that it started: they are in its session, and nobody else is."""
-        return [pid for pid in _all_processes() if _session_of(pid) == self._process.pid]
+        """All that it started."""
+        return processes_of(self._process.pid)
 
     def until(self, holds: Callable[[], object], what: str, *, within_s: float = WAIT_S) -> None:
         """Wait until something holds; the job must not end meanwhile."""
@@ -131,6 +131,16 @@ class Job:
                 end, rows = time.monotonic() + within_s, self.copy.rows
             time.sleep(0.2)
         assert not wrong, f"{wrong}\n{self.said}"
+
+
+def processes_of(driver: int) -> list[int]:
+    """All that a driver started: they are in its session, if it has one of its own, and nobody else is."""
+    return [pid for pid in _all_processes() if _session_of(pid) == driver]
+
+
+def executors_of(driver: int) -> list[int]:
+    """The executors of a driver, those that started first before the others."""
+    return [pid for pid in processes_of(driver) if _is_executor(_command_of(pid))]
 
 
 def _all_processes() -> list[int]:

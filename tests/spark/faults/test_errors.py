@@ -29,7 +29,7 @@ BOTH = {
     "no such vbucket": ({"vbuckets": "7"}, "option vbuckets: there is no vbucket 7, bucket default has 0 to 3"),
     "name alone": ({"username": "ann"}, "a user name and a password go together"),
     "no such file": ({"username": "a", "passwordFile": "/nowhere/p"}, "option passwordFile: /nowhere/p cannot be read"),
-    "missing bucket": ({"bucket": "elsewhere"}, "elsewhere"),
+    "missing bucket": ({"bucket": "elsewhere"}, "there is no bucket elsewhere"),
 }
 BATCH_ALONE = {
     "of a stream": ({"maxOffsetsPerTrigger": "5"}, "option maxOffsetsPerTrigger has no meaning in spark.read"),
@@ -114,6 +114,58 @@ def test_an_unreachable_host_is_told_at_once(spark: SparkSession, tmp_path: Path
     is_one_sentence(of_a_stream(spark, options, tmp_path / "two"), sentence)
 
 
+def test_a_name_that_nobody_knows_is_told(spark: SparkSession, tmp_path: Path):
+    """A host whose name does not resolve is named, with the system's reason."""
+    options = {"connection": "couchbase://nowhere.invalid"}
+    for said in (of_a_batch(spark, options), of_a_stream(spark, options, tmp_path)):
+        is_one_sentence(said, "nowhere.invalid:11210: cannot connect: ")
+
+
+def of_a_sink(spark: SparkSession, options: dict[str, str], folder: Path) -> str:
+    """What a query that writes to a bucket fails with."""
+    (folder / "in").mkdir()
+    (folder / "in" / "one.json").write_text('{"key": "k", "n": 1}')
+    rows = spark.readStream.schema("key string, n long").json(str(folder / "in"))
+    writer = rows.writeStream.format("dcp").options(**options).option("checkpointLocation", str(folder / "checkpoint"))
+    with pytest.raises(Exception, match=r".") as failed:
+        writer.trigger(availableNow=True).start().awaitTermination(60)
+    return str(failed.value)
+
+
+SINKS = {
+    "unreachable": ({"connection": "couchbase://127.0.0.1:1", "retry": "1"}, "127.0.0.1:1: cannot connect: "),
+    "unknown name": ({"connection": "couchbase://nowhere.invalid", "retry": "1"}, "nowhere.invalid:11210: cannot conn"),
+    "missing bucket": ({"bucket": "elsewhere"}, "there is no bucket elsewhere"),
+    "unknown option": ({"keyColum": "key"}, "there is no option keycolum: did you mean keyColumn?"),
+}
+
+
+@pytest.mark.parametrize(("options", "sentence"), [*SINKS.values()], ids=[*SINKS])
+def test_a_stream_into_a_bucket_says_what_is_wrong(
+    spark: SparkSession, node: LiveNode, tmp_path: Path, options: dict[str, str], sentence: str
+):
+    """Whether the driver or a task finds it, it is one sentence."""
+    is_one_sentence(of_a_sink(spark, {"connection": node.connection_string, **options}, tmp_path), sentence)
+
+
+def test_a_key_that_is_no_text_is_told_by_a_task(spark: SparkSession, tmp_path: Path):
+    """What a task finds in the rows is told with the way out, before anything else."""
+    with LiveNode(vbuckets=1) as node:
+        node.items.set(b"\xff\xfe", b"x")
+        options = {"connection": node.connection_string}
+        for said in (of_a_batch(spark, options), of_a_stream(spark, options, tmp_path)):
+            is_one_sentence(" ".join(said.splitlines()), "is not UTF-8; read it with keys=binary")
+
+
+def test_a_node_that_falls_silent_is_told_by_a_task(spark: SparkSession, tmp_path: Path):
+    """When `giveUp` is over, the sentence says of which vbucket nothing came, and what was to come."""
+    with LiveNode(vbuckets=1) as node:
+        node.write(50)
+        node.chaos.slow(1, name="headrace-spark-[!s]*")  # that of the driver is called scout
+        said = of_a_stream(spark, {"connection": node.connection_string, "giveUp": "1"}, tmp_path)
+    is_one_sentence(said, "vbucket 0 of bucket default: nothing came after seqno 0 for 1.0 s, and seqnos up to 50 were")
+
+
 def test_a_wrong_password_is_told(spark: SparkSession, closed_node: Server, tmp_path: Path):
     """Whether it is wrong or missing, the sentence says so, and does not repeat it."""
     options = {"connection": f"couchbase://{closed_node.host}:{closed_node.port}", "username": USER}
@@ -121,6 +173,9 @@ def test_a_wrong_password_is_told(spark: SparkSession, closed_node: Server, tmp_
     for said in (of_a_batch(spark, wrong), of_a_stream(spark, wrong, tmp_path / "one")):
         is_one_sentence(said, "not authenticated")
         assert PASSWORD not in said
+    said = of_a_sink(spark, wrong, tmp_path)
+    is_one_sentence(said, "not authenticated")
+    assert PASSWORD not in said
     del options["username"]
     is_one_sentence(of_a_batch(spark, options), "authenticate first")
 

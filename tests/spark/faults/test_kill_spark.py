@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.testing import Chaos
-from tests.spark.conftest import spark_conf
+from tests.spark.conftest import spark_conf, spark_home
 from tests.spark.faults.buckets import Bucket, Writers
 from tests.spark.faults.copies import EVENT, REBUILD
 from tests.spark.faults.jobs import Job
@@ -75,9 +75,10 @@ def test_a_killed_executor_is_replaced(
         "maxOffsetsPerTrigger": 1000,
     }
     conf = {**spark_conf(tmp_path), "spark.executor.memory": "512m", "spark.task.maxFailures": "4"}
+    environment = {**spark_command_env, "SPARK_HOME": str(spark_home(tmp_path))}
     with Bucket(*servers) as bucket, Writers(*servers, pause_s=0.01) as writers:
         bucket.fill(FIRST)
-        with Job(tmp_path, options, spark_command_env, conf, master="local-cluster[2,1,512]") as job:
+        with Job(tmp_path, options, environment, conf, master="local-cluster[2,1,512]") as job:
             for _ in range(2):
                 job.copy.load()
                 job.until_rows(job.copy.rows + 300)
