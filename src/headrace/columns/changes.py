@@ -71,14 +71,17 @@ class Positions:
         self.table[s.P_TYPE] = NO_SNAPSHOT
         self.address: int = self.table.ctypes.data
         self._notes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._notes_at = 0
+        self.talk: tuple[Settings, npt.NDArray[np.int64], int] | None = None
+        """What the kernel is told of these settings and this table, and where that lies; the decoder's own."""
         self._blocks: Spares[npt.NDArray[np.uint8]] = Spares(lambda size: np.empty(size, np.uint8))
 
     def notes(self, size: int) -> int:
         """The address of so many bytes for the kernel's own notes, the same from batch to batch while they suffice."""
         if len(self._notes) < size:
             self._notes = np.empty(size, np.uint8)
-        address: int = self._notes.ctypes.data
-        return address
+            self._notes_at = self._notes.ctypes.data
+        return self._notes_at
 
     def block(self, size: int) -> npt.NDArray[np.uint8]:
         """Memory for a batch; that of an earlier one where nobody has it any more."""

@@ -57,11 +57,36 @@ def decode_changes(data: bytes | bytearray | memoryview, settings: Settings, pos
     received = np.frombuffer(data, np.uint8)
     machine = kernel()
     frames_max = len(received) // HEADER_BYTES + 1
-    talk = np.zeros(s.ARGUMENTS + s.REPORT, np.int64)
-    talk[: s.ARGUMENTS] = tables(settings.dialect).arguments
+    talk, arguments = _talk(settings, positions)
     report = talk[s.ARGUMENTS :]
+    report[:] = 0
     talk[s.A_DATA] = received.__array_interface__["data"][0]
     talk[s.A_END] = len(received)
+    notes = positions.notes(9 * frames_max)
+    talk[s.A_PLACES], talk[s.A_KINDS] = notes, notes + 8 * frames_max
+    machine.scan(arguments)
+    room = _Room(report.tolist(), positions)
+    room.enter(talk)
+    machine.fill(arguments)
+    told = report.tolist()
+    consumed, stopped = told[s.CONSUMED], told[s.STOPPED]
+    return Changes(
+        rows=_Columns(room, told, settings).batch() if told[s.ROWS] else _no_rows(settings.keys),
+        controls=room.beside(told[s.CONTROLS], settings),
+        consumed_bytes=consumed,
+        flow_bytes=told[s.FLOW_BYTES],
+        more=stopped in (s.BATCH_FULL, s.ANSWERED),
+        error=_reason(received, consumed, settings, positions) if stopped == s.BAD_FRAME else None,
+    )
+
+
+def _talk(settings: Settings, positions: Positions) -> tuple[npt.NDArray[np.int64], int]:
+    """The block by which the kernel is spoken to, and its address; what a connection has once for all is in it."""
+    known = positions.talk
+    if known is not None and known[0] is settings:
+        return known[1:]
+    talk = np.zeros(s.ARGUMENTS + s.REPORT, np.int64)
+    talk[: s.ARGUMENTS] = tables(settings.dialect).arguments
     talk[s.A_BODY_MAX] = settings.body_bytes_max
     talk[s.A_INFLATED_MAX] = settings.inflated_bytes_max
     talk[s.A_ROWS_MAX] = settings.rows_max
@@ -70,24 +95,10 @@ def decode_changes(data: bytes | bytearray | memoryview, settings: Settings, pos
     talk[s.A_COLLECTIONS] = settings.collections is not None
     talk[s.A_TEXT] = settings.keys == TEXT_KEYS
     talk[s.A_STATE] = positions.address
-    arguments = talk.__array_interface__["data"][0]
+    arguments: int = talk.__array_interface__["data"][0]
     talk[s.A_REPORT] = arguments + 8 * s.ARGUMENTS
-    talk[s.A_PLACES] = positions.notes(9 * frames_max)
-    talk[s.A_KINDS] = talk[s.A_PLACES] + 8 * frames_max
-    machine.scan(arguments)
-    room = _Room(report, positions)
-    room.enter(talk)
-    machine.fill(arguments)
-    consumed = int(report[s.CONSUMED])
-    stopped = int(report[s.STOPPED])
-    return Changes(
-        rows=_Columns(room, report, settings).batch() if report[s.ROWS] else _no_rows(settings.keys),
-        controls=room.beside(int(report[s.CONTROLS]), settings),
-        consumed_bytes=consumed,
-        flow_bytes=int(report[s.FLOW_BYTES]),
-        more=stopped in (s.BATCH_FULL, s.ANSWERED),
-        error=_reason(received, consumed, settings, positions) if stopped == s.BAD_FRAME else None,
-    )
+    positions.talk = settings, talk, arguments
+    return talk, arguments
 
 
 @cache
@@ -109,22 +120,22 @@ def _reason(
 class _Room:
     """One block of memory, cut into the parts that the kernel fills."""
 
-    def __init__(self, report: npt.NDArray[np.int64], positions: Positions) -> None:
-        rows = int(report[s.ROWS])
-        self.wide = bool(report[s.TIMED]) or int(report[s.SEEN_EVENTS]) not in _PURE
-        longs = s.WIDE_LONGS if self.wide else s.NARROW_LONGS
-        xattr_bytes = int(report[s.XATTR_BYTES])
+    def __init__(self, report: list[int], positions: Positions) -> None:
+        rows = report[s.ROWS]
+        self.wide = bool(report[s.TIMED]) or report[s.SEEN_EVENTS] not in _PURE
+        self._longs = s.WIDE_LONGS if self.wide else s.NARROW_LONGS
+        xattr_bytes = report[s.XATTR_BYTES]
         pairs = xattr_bytes // _PAIR_BYTES_MIN + 1 if xattr_bytes else 0
         sizes = {
-            s.A_LONGS: 8 * longs * rows,
-            s.A_CONTROLS: 16 * (int(report[s.CONTROLS]) + 1),
+            s.A_LONGS: 8 * self._longs * rows,
+            s.A_CONTROLS: 16 * (report[s.CONTROLS] + 1),
             s.A_INTS: 4 * s.INTS * (rows + 1),
             s.A_NAME_OFFSETS: 4 * (pairs + 1),
             s.A_TEXT_OFFSETS: 4 * (pairs + 1),
             s.A_EVENTS: rows,
-            s.A_KEYS: int(report[s.KEY_BYTES]),
-            s.A_VALUES: int(report[s.VALUE_BYTES]),
-            s.A_CONTROL_BYTES: int(report[s.CONTROL_BYTES]),
+            s.A_KEYS: report[s.KEY_BYTES],
+            s.A_VALUES: report[s.VALUE_BYTES],
+            s.A_CONTROL_BYTES: report[s.CONTROL_BYTES],
             s.A_NAMES: xattr_bytes,
             s.A_TEXTS: xattr_bytes,
         }
@@ -141,25 +152,34 @@ class _Room:
         self.bytes = taken[start : start + end]
         self.block = pa.py_buffer(self.bytes)
         self.rows = rows
-        self.longs = self._view(s.A_LONGS, np.int64, sizes).reshape(longs, rows)
-        self.ints = self._view(s.A_INTS, np.int32, sizes).reshape(s.INTS, rows + 1)
-        self.controls = self._view(s.A_CONTROLS, np.int64, sizes).reshape(-1, 2)
-        self.events = self._view(s.A_EVENTS, np.uint8, sizes)
-        self.control_bytes = self._view(s.A_CONTROL_BYTES, np.uint8, sizes)
-        self.pair_offsets = [self._view(part, np.int32, sizes) for part in (s.A_NAME_OFFSETS, s.A_TEXT_OFFSETS)]
-        for offsets in self.pair_offsets:
-            offsets[0] = 0
+        self._sizes = sizes
+        self.ints = self._view(s.A_INTS, np.int32).reshape(s.INTS, rows + 1)
+        self.pair_offsets: list[npt.NDArray[np.int32]] = []
         if xattr_bytes:
+            self.pair_offsets = [self._view(part, np.int32) for part in (s.A_NAME_OFFSETS, s.A_TEXT_OFFSETS)]
+            for offsets in self.pair_offsets:
+                offsets[0] = 0
             self.ints[s.XATTRS_AT] = 0
 
-    def _view(self, part: int, kind: Any, sizes: dict[int, int]) -> npt.NDArray[Any]:
+    @property
+    def longs(self) -> npt.NDArray[np.int64]:
+        """The columns of 64-bit numbers."""
+        return self._view(s.A_LONGS, np.int64).reshape(self._longs, self.rows)
+
+    @property
+    def events(self) -> npt.NDArray[np.uint8]:
+        """What happened, row by row."""
+        return self._view(s.A_EVENTS, np.uint8)
+
+    def _view(self, part: int, kind: Any) -> npt.NDArray[Any]:
         start = self.start_of[part]
-        return self.bytes[start : start + sizes[part]].view(kind)
+        return self.bytes[start : start + self._sizes[part]].view(kind)
 
     def enter(self, arguments: npt.NDArray[np.int64]) -> None:
         """Tell the kernel where to write."""
+        begin = self.block.address
         for part, start in self.start_of.items():
-            arguments[part] = self.block.address + start
+            arguments[part] = begin + start
         arguments[s.A_WIDE] = self.wide
 
     def part(self, part: int, start: int, length: int) -> pa.Buffer:
@@ -176,20 +196,25 @@ class _Room:
 
     def beside(self, count: int, settings: Settings) -> Controls:
         """The frames that are no rows."""
-        places = self.controls[: count + 1].copy()
-        return Controls(places[:-1, 0], places[:, 1], self.control_bytes[: places[-1, 1]].tobytes(), settings.dialect)
+        places = self._view(s.A_CONTROLS, np.int64).reshape(-1, 2)[: count + 1].copy()
+        kept = self._view(s.A_CONTROL_BYTES, np.uint8)[: places[-1, 1]].tobytes()
+        return Controls(places[:-1, 0], places[:, 1], kept, settings.dialect)
 
 
 class _Columns:
     """Arrow arrays over the parts of a filled room."""
 
-    def __init__(self, room: _Room, report: npt.NDArray[np.int64], settings: Settings) -> None:
+    def __init__(self, room: _Room, report: list[int], settings: Settings) -> None:
         self.room = room
         self.report = report
         self.settings = settings
-        self.rows = int(report[s.ROWS])
-        self.events = room.events[: self.rows]
-        self.pure = int(report[s.SEEN_EVENTS]) in _PURE
+        self.rows = report[s.ROWS]
+        self.pure = report[s.SEEN_EVENTS] in _PURE
+
+    @property
+    def events(self) -> npt.NDArray[np.uint8]:
+        """What happened, row by row."""
+        return self.room.events[: self.rows]
 
     def batch(self) -> pa.RecordBatch:
         """The batch; every null is one that the message did not carry."""
@@ -236,7 +261,7 @@ class _Columns:
         return valid
 
     def _snapshots(self) -> npt.NDArray[np.bool_] | None:
-        if not int(self.report[s.SEEN_TYPES]) & 1 << NO_SNAPSHOT:
+        if not self.report[s.SEEN_TYPES] & 1 << NO_SNAPSHOT:
             return None
         valid: npt.NDArray[np.bool_] = self.room.ints[s.SNAP_TYPE, : self.rows] != NO_SNAPSHOT
         return valid
@@ -258,13 +283,13 @@ class _Columns:
         return pa.Array.from_buffers(kind, self.rows, buffers)
 
     def _event(self) -> pa.Array:
-        seen = int(self.report[s.SEEN_EVENTS])
+        seen = self.report[s.SEEN_EVENTS]
         if seen.bit_count() <= 1:
             return _constant(EVENTS[max(seen.bit_length() - 1, 0)], self.rows)
         return _EVENT_NAMES.take(pa.array(self.events))
 
     def _snapshot_type(self, snapshots: npt.NDArray[np.bool_] | None) -> pa.Array:
-        seen = int(self.report[s.SEEN_TYPES])
+        seen = self.report[s.SEEN_TYPES]
         if snapshots is None and seen.bit_count() == 1:
             return _constant(SNAPSHOT_TYPES[seen.bit_length() - 1], self.rows)
         kinds = self.room.ints[s.SNAP_TYPE, : self.rows]
@@ -289,7 +314,7 @@ class _Columns:
         kind = _MAP
         if not self.report[s.XATTR_BYTES]:
             return _nulls(kind, self.rows)
-        pairs = int(self.report[s.PAIR])
+        pairs = self.report[s.PAIR]
         columns = []
         parts = ((s.A_NAME_OFFSETS, s.A_NAMES), (s.A_TEXT_OFFSETS, s.A_TEXTS))
         for (offsets_part, bytes_part), offsets in zip(parts, self.room.pair_offsets, strict=True):

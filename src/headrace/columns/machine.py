@@ -100,10 +100,11 @@ def load_program(program: Program) -> tuple[list[Callable[[int], None]], Any]:
 def _callable(address: int) -> Callable[[int], None]:
     """A function of numba's calling convention: it returns a status and gives its result through a pointer."""
     native = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(address)
+    unread = ctypes.c_int64(), ctypes.c_void_p()  # a result and an error: that threads may write to them at once is no harm
+    result, error = map(ctypes.addressof, unread)
 
-    def call(arguments: int) -> None:
-        result, error = ctypes.c_int64(), ctypes.c_void_p()
-        status = native(ctypes.addressof(result), ctypes.addressof(error), arguments)
+    def call(arguments: int, _kept: object = unread) -> None:
+        status = native(result, error, arguments)
         assert status == 0, f"the kernel ended with status {status}"
 
     return call
