@@ -11,7 +11,7 @@ import pytest
 
 from headrace.client import NotFoundError
 from headrace.testing import Chaos, LiveNode
-from tests.spark.faults.buckets import Bucket, Writers
+from tests.spark.faults.buckets import Bucket, Writers, live_nodes
 from tests.spark.faults.copies import EVENT, FAIL, REBUILD, Copy
 from tests.spark.faults.queries import Query, connection_to
 
@@ -30,17 +30,10 @@ OURS = "headrace-spark*"
 @pytest.fixture(params=[pytest.param(1, id="one node"), pytest.param(2, id="two nodes", marks=pytest.mark.slow)])
 def nodes(request: pytest.FixtureRequest) -> Iterator[list[LiveNode]]:
     """A node, or two that share the vbuckets, with a few items."""
-    started = [LiveNode(vbuckets=VBUCKETS) for _ in range(request.param)]
-    try:
-        for each in started:
-            each.start()
+    with live_nodes(request.param, VBUCKETS) as started:
         with Bucket(*started) as bucket:
-            bucket.share()
             bucket.fill(FIRST)
         yield started
-    finally:
-        for each in started:
-            each.stop()
 
 
 @pytest.mark.parametrize("on_rollback", [REBUILD, EVENT])
