@@ -71,13 +71,17 @@ class DcpBatchReader(DataSourceReader):
         with told():
             watch = Watch(self._reading, self._options.vbuckets)
             try:
-                ranges = self._ranges(watch)
-                nodes = {int(vbucket): each.node for vbucket, each in watch.sighted.items()}
+                return self._shares(watch) or [Share(())]
             finally:
                 watch.close()
-            seqnos = sum(each.end - each.start for each in ranges)
-            tasks = tasks_for(seqnos, wanted=self._options.min_partitions, cores=os.cpu_count() or 1)
-            return share_out(ranges, nodes, tasks) or [Share(())]
+
+    def _shares(self, watch: Watch) -> list[Share]:
+        ranges = self._ranges(watch)
+        nodes = {int(vbucket): each.node for vbucket, each in watch.sighted.items()}
+        seqnos = sum(each.end - each.start for each in ranges)
+        tasks = tasks_for(seqnos, wanted=self._options.min_partitions, cores=os.cpu_count() or 1)
+        # Who looks for the newest version of a document has to have its whole vbucket.
+        return share_out(ranges, nodes, tasks, None if self._options.mode == DOCUMENTS else watch.may_begin)
 
     def _ranges(self, watch: Watch) -> list[Range]:
         options, wanted = self._options, self._wanted

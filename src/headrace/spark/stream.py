@@ -29,7 +29,7 @@ from headrace.spark.reading import read_share, settle
 from headrace.spark.sharing import Share, share_out, tasks_for
 from headrace.spark.starting import starting_offset
 from headrace.spark.told import told
-from headrace.spark.watching import Watch, position_of
+from headrace.spark.watching import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -135,19 +135,10 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         nodes = {int(vb): each.node for vb, each in watch.sighted.items()}
         seqnos = sum(each.end - each.start for each in ranges)
         tasks = tasks_for(seqnos, wanted=self._options.min_partitions, cores=os.cpu_count() or 1)
-        shares = share_out(ranges, nodes, tasks, self._cuts)
+        shares = share_out(ranges, nodes, tasks, watch.may_begin)
         if end.rollbacks:
             shares = _with_rollbacks(shares, end)
         return shares or [Share(())]
-
-    def _cuts(self, pieces: Sequence[Range]) -> list[Range]:
-        """Say of which pieces a server would let a stream begin there: where nothing after it was purged."""
-        found: list[Range] = []
-        for piece in pieces:
-            at = position_of(VBucketOffset(piece.vbuuid, piece.start, piece.head))
-            if not self._watching.scout.refusals({piece.vbucket: at}):  # type: ignore[dict-item]
-                found.append(piece)
-        return found
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing is kept for a batch that is done."""

@@ -19,9 +19,10 @@ from headrace.spark.offsets import Place
 from headrace.spark.planning import Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from headrace.client.options import ChangeOptions
+    from headrace.client.ranges import Range
     from headrace.client.scout import Sighting
     from headrace.history import FailoverLog
     from headrace.spark.offsets import Offset, VBucketOffset
@@ -168,6 +169,11 @@ class Watch:
         for vbucket in refused:
             self._refused_at.pop(vbucket)
         return set(refused)
+
+    def may_begin(self, pieces: Sequence[Range]) -> list[Range]:
+        """Say of which pieces of vbuckets a server would let a stream begin there: nothing after it was purged."""
+        # One after the other: a connection has one stream of a vbucket at a time.
+        return [each for each in pieces if not self.scout.refusals({VBucketId(each.vbucket): each.position})]
 
     def mean_bytes(self, at: Offset, seen: Mapping[int, Seen]) -> float:
         """Tell the mean size of a change, by some of the largest backlogs; 0 when there is none."""

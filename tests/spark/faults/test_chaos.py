@@ -147,16 +147,23 @@ def slow_down(chaos: Chaos) -> None:
     chaos.calm()
 
 
-TROUBLES = [cut_mid_message, cut_each_again, end_streams, refuse_streams, freeze_and_thaw, slow_down]
+CUTS = [cut_mid_message, cut_each_again]
+OTHERS = [end_streams, refuse_streams, freeze_and_thaw, slow_down]
+TROUBLES = [
+    pytest.param(trouble, on_rollback, id=f"{trouble.__name__}-{on_rollback}")
+    for trouble in (*CUTS, *OTHERS)
+    for on_rollback in ((REBUILD, EVENT, FAIL) if trouble in CUTS else (FAIL,))
+]
 
 
-@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(("trouble", "on_rollback"), TROUBLES)
 def test_a_bad_line_changes_nothing(
-    spark: SparkSession, nodes: list[LiveNode], tmp_path: Path, trouble: Callable[[Chaos], None]
+    spark: SparkSession, nodes: list[LiveNode], tmp_path: Path, trouble: Callable[[Chaos], None], on_rollback: str
 ):
-    """Connections that break, end, refuse, fall silent or crawl cost time and no row: no rollback even with `fail`."""
-    options = {"connection": connection_to(*nodes), "onRollback": FAIL, "maxOffsetsPerTrigger": 300, "timeout": 3}
-    with Bucket(*nodes) as bucket, Query(spark, options, tmp_path, Copy(FAIL)) as running:
+    """Connections that break, end, refuse, fall silent or crawl cost time and no row: nothing is rolled back."""
+    options = {"connection": connection_to(*nodes), "onRollback": on_rollback}
+    limits = {"maxOffsetsPerTrigger": 300, "timeout": 3}
+    with Bucket(*nodes) as bucket, Query(spark, {**options, **limits}, tmp_path, Copy(on_rollback)) as running:
         with Writers(*nodes) as writers:
             running.until_rows(100)
             for _ in range(2):
