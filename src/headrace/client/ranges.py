@@ -157,6 +157,7 @@ class RangeReader(Reader):
         some = [each for each in ranges if each.end > each.start]
         wanted = {VBucketId(each.vbucket): each for each in some}
         assert len(wanted) == len(some), "a vbucket stands twice"
+        self._follower.left = set()
         if not wanted:
             return
         self._begin(wanted, cut=cut)
@@ -182,7 +183,6 @@ class RangeReader(Reader):
             self._follower.again(plan, tuple(wanted), time.monotonic())
         self._follower.heads = {vbucket: VbUuid(each.head) for vbucket, each in wanted.items()}
         self._follower.asked_ends = {} if cut else ends
-        self._follower.left = set()
 
     def _rows(self, wanted: dict[VBucketId, Range]) -> Iterator[pa.RecordBatch]:
         patience_s = self.options.give_up_s

@@ -80,6 +80,7 @@ def read_share(
                 if kept.num_rows:
                     yield kept
             if reader.left and not may_leave:
+                give_back(options, reader)
                 raise ConnectionLostError(
                     f"vbucket {min(reader.left)} of bucket {options.bucket} failed over while it was read: read again"
                 )
