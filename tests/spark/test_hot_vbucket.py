@@ -104,7 +104,7 @@ def test_a_hot_vbucket_with_purged_deletions_is_read_by_one_task(spark: SparkSes
                 loader.add(LoadRow(str(number), b"%d" % number, b"x"))
             loader.finish()
         node.delete(str(HOT - 1))
-        node.write({"last": b"x"})  # the newest seqno is never purged
+        node.write({"last": b"x"})  # the deletion is not the newest change
         node.flush()
         assert node.chaos.purge()[0] > HOT
         copy = Tasks()

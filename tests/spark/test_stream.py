@@ -14,7 +14,7 @@ from headrace.spark.watching import ROW_BYTES
 from headrace.wire.catalogue import Flush
 from tests.spark.faults.buckets import Bucket, Writers, live_nodes
 from tests.spark.faults.copies import EVENT, FAIL, REBUILD, Copy, difference, rows_of
-from tests.spark.faults.queries import Query, connection_to
+from tests.spark.faults.queries import Query, connection_to, task_connections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -250,3 +250,18 @@ def test_a_quiet_bucket_makes_no_batches(spark: SparkSession, node: LiveNode, tm
         node.write({"one more": "x"})
         running.until_rows(len(FIRST) + 1)
         assert len(running.copy.order) == len(before) + 1
+
+
+def test_a_later_batch_uses_the_connection_of_an_earlier_one(spark: SparkSession, node: LiveNode, tmp_path: Path):
+    """Workers keep their connections: many batches open a few, and these send more and more."""
+    seen: list[dict[str, int]] = []
+    with Query(spark, {"connection": connection_to(node), "minPartitions": 1}, tmp_path, Copy()) as running:
+        for number in range(12):
+            node.write({f"one more {number}": "x"})
+            running.until_rows(len(FIRST) + number + 1)
+            seen.append(task_connections(node))
+        assert len(running.copy.order) >= 12
+    ever = set().union(*seen)
+    assert ever == seen[-1].keys(), "a connection was closed"
+    assert len(ever) < 12  # there is one for each Python worker that Spark has
+    assert all(seen[-1][name] > sent for name, sent in seen[0].items())

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from headrace.spark.options import Options
 
+_WAY_OUT = "Give startingOffsets that the bucket has; or set failOnDataLoss to false to read these vbuckets from 0 on"
+
 
 class _Push:
     """`pushFilters` of a reader that also works where the session has filter pushdown turned off.
@@ -99,7 +101,7 @@ class DcpBatchReader(DataSourceReader):
         }
         # A batch has nobody who could go back: a position that is off the history is an error, or the beginning.
         on_rollback = OnRollback.FAIL if options.fail_on_data_loss else OnRollback.REBUILD
-        limits = Limits(on_rollback=on_rollback, fail_on_data_loss=options.fail_on_data_loss)
+        limits = Limits(on_rollback=on_rollback, fail_on_data_loss=options.fail_on_data_loss, way_out=_WAY_OUT)
         planned = plan(start, seen, limits)
         found = []
         for vbucket in seen:

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from headrace.history import FailoverLog
 
 _TOLD_MAX = 5
+_PAST_LOSS = (
+    "Set failOnDataLoss to false to read these vbuckets anew from their beginning, after a rollback row; or begin with "
+    "a new checkpoint"
+)
+_PAST_ROLLBACK = "Set onRollback to rebuild or event to go on with a rollback row; or begin with a new checkpoint"
 
 
 class RollbackFoundError(ClientError):
@@ -105,6 +110,8 @@ class Limits:
     on_rollback: OnRollback = OnRollback.REBUILD
     fail_on_data_loss: bool = True
     seqnos: int | None = None
+    way_out: str | None = None
+    """What is told to do by who cannot do what a stream can."""
 
 
 def plan(start: Offset, seen: Mapping[int, Seen], limits: Limits) -> Offset:
@@ -140,15 +147,13 @@ def _refuse(start: Offset, verdicts: Mapping[int, Verdict], limits: Limits) -> N
     """Stop where the options say so, and tell of which vbuckets, from where, and what to do."""
     lost = {vbucket: verdict for vbucket, verdict in verdicts.items() if verdict.lost}
     if lost and limits.fail_on_data_loss:
-        raise DataLossError(
-            f"{_told(start, lost)}: changes after that cannot be had any more. Set failOnDataLoss to false to read "
-            "these vbuckets anew from their beginning, after a rollback row; or begin with a new checkpoint"
-        )
+        way_out = limits.way_out or _PAST_LOSS
+        raise DataLossError(f"{_told(start, lost)}: changes after that cannot be had any more. {way_out}")
     back = {vbucket: verdict for vbucket, verdict in verdicts.items() if verdict.because is not None}
     if back and limits.on_rollback is OnRollback.FAIL:
         raise RollbackFoundError(
-            f"{_told(start, back)}: what was read after that is no part of the bucket's history any more. Set "
-            "onRollback to rebuild or event to go on with a rollback row; or begin with a new checkpoint"
+            f"{_told(start, back)}: what was read after that is no part of the bucket's history any more. "
+            f"{limits.way_out or _PAST_ROLLBACK}"
         )
 
 

@@ -68,7 +68,8 @@ def read_share(
 ) -> Iterator[pa.RecordBatch]:
     """Give the rows of a share: rollbacks first, then the changes of its ranges.
 
-    With `may_leave`, a vbucket whose history branched since the plan is left where it is: the next plan sees it.
+    With `may_leave`, as in a stream, a vbucket whose history branched since the plan is left where it is: the next plan
+    sees it.
     """
     for vbucket, to in share.rollbacks:
         yield rollback_row(VBucketId(vbucket), VbUuid(to.vbuuid), Seqno(to.seqno), keys=options.keys)
@@ -85,8 +86,10 @@ def read_share(
                     f"vbucket {min(reader.left)} of bucket {options.bucket} failed over while it was read: read again"
                 )
     except PurgedError as error:
+        also = ", and onRollback to rebuild or event," if may_leave else ""
         raise DataLossError(
-            f"{error}. Set failOnDataLoss to false to read the vbucket anew from its beginning, after a rollback row"
+            f"{error}. Set failOnDataLoss to false{also} to read the vbucket anew from its beginning, after a rollback "
+            "row"
         ) from None
     give_back(options, reader)
 

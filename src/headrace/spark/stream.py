@@ -49,7 +49,9 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the changes of a bucket as a stream. Spark pickles it for the executors, before it has asked anybody."""
 
     def __init__(self, options: Options) -> None:
-        lost = OnRollback.FAIL if options.fail_on_data_loss else OnRollback.REBUILD
+        # A purge that a task finds is a rollback to 0, if it may go on at all.
+        stops = options.fail_on_data_loss or options.on_rollback == OnRollback.FAIL
+        lost = OnRollback.FAIL if stops else OnRollback.REBUILD
         self._options = options
         self._reading = options.change_options(on_rollback=lost)
         self._caps: dict[VBucketId, int] | None = None
