@@ -46,6 +46,14 @@ class Seen(NamedTuple):
     """Whether it would refuse to go on from the position, which its failover log does not explain: a purge."""
     proof: Place | None = None
     """An earlier look at this position, on the branch that was the newest then."""
+    cap: int | None = None
+    """Up to where a batch may go, if that is not `high`. It says nothing of what the history holds: a change after it
+    hides an older one before it all the same."""
+
+    @property
+    def end(self) -> int:
+        """Up to where a batch may go."""
+        return self.high if self.cap is None else min(self.high, self.cap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +77,8 @@ def judge(at: VBucketOffset, seen: Seen) -> Verdict:
     if at.head == log.latest.vbuuid:
         if at.seqno > high:
             return _keep(at.places, at.seqno, high, Reason.PAST_HIGH_SEQNO)
-        return Verdict(seqno=at.seqno, places=with_place(at.places, Place(at.seqno, high)))
+        reach = high if seen.proof is None else min(high, seen.proof.reach)
+        return Verdict(seqno=at.seqno, places=with_place(at.places, Place(at.seqno, reach)))
     limit = _limit(at, log, high)
     if limit is None:
         return Verdict(seqno=0, because=Reason.UNKNOWN_VBUUID, lost=True)
@@ -127,7 +136,7 @@ def plan(start: Offset, seen: Mapping[int, Seen], limits: Limits) -> Offset:
             vbucket: replace(verdict, seqno=0, places=()) if verdict.because is not None else verdict
             for vbucket, verdict in verdicts.items()
         }
-    ends = _ends({vbucket: (verdict, seen[vbucket].high) for vbucket, verdict in verdicts.items()}, limits.seqnos)
+    ends = _ends({vbucket: (verdict, seen[vbucket].end) for vbucket, verdict in verdicts.items()}, limits.seqnos)
     moved = {vbucket for vbucket, end in ends.items() if end != verdicts[vbucket].seqno}
     back = {vbucket for vbucket in ends if verdicts[vbucket].because is not None}
     if not moved and not back:
