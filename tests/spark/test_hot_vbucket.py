@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from headrace.client import KvConnection, Loader, LoadRow, vbucket_of
+from headrace.client import ChangeOptions, KvConnection, Loader, LoadRow, vbucket_of
+from headrace.client.options import OnRollback
+from headrace.client.ranges import Range
+from headrace.client.scout import Scout
+from headrace.ids import VBucketId
+from headrace.spark.filters import Wanted
+from headrace.spark.planning import DataLossError
+from headrace.spark.reading import read_share
+from headrace.spark.sharing import Share
 from headrace.testing import LiveNode
 from tests.spark.faults.buckets import Bucket
 from tests.spark.faults.copies import COLUMNS, Copy, difference
@@ -112,6 +120,25 @@ def test_a_hot_vbucket_with_purged_deletions_is_read_by_one_task(spark: SparkSes
         copy(spark.read.format("dcp").options(**options).load(), 0)
     assert copy.documents().keys() == {*map(str, range(HOT - 1)), "last"}
     assert len(copy.rows_of_task) == 1
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_purge_after_a_hot_vbucket_was_cut_is_told(fails: bool):
+    """A task that reads a part of it says how to go on, and gives no row of what another task reads."""
+    with LiveNode(vbuckets=1) as node:
+        node.write(100)
+        node.delete(*(f"key-{number}" for number in range(50)))
+        node.write(1, prefix="last-")
+        with Scout(ChangeOptions(connection=node.connection_string)) as scout:
+            head = scout.logs([VBucketId(0)])[VBucketId(0)].latest.vbuuid
+        node.flush()
+        node.chaos.purge()
+        lost = OnRollback.FAIL if fails else OnRollback.REBUILD
+        options = ChangeOptions(connection=node.connection_string, give_up_s=20, on_rollback=lost)
+        share = Share((Range(vbucket=0, start=60, end=151, vbuuid=head, head=head, part=True),))
+        way_out = "Set failOnDataLoss to false, and" if fails else "start again, and one reads it anew"
+        with pytest.raises(DataLossError, match=f"after seqno 60 cannot be had any more .*{way_out}"):
+            next(read_share(options, share, Wanted()))
 
 
 def _are_like_parts(copy: Tasks) -> None:

@@ -16,6 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from headrace.client import ConnectionLostError
+from headrace.client.options import OnRollback
 from headrace.client.ranges import PurgedError, RangeReader
 from headrace.columns.rollback import rollback_row
 from headrace.ids import Seqno, VBucketId, VbUuid
@@ -86,12 +87,15 @@ def read_share(
                     f"vbucket {min(reader.left)} of bucket {options.bucket} failed over while it was read: read again"
                 )
     except PurgedError as error:
-        also = ", and onRollback to rebuild or event," if may_leave else ""
-        raise DataLossError(
-            f"{error}. Set failOnDataLoss to false{also} to read the vbucket anew from its beginning, after a rollback "
-            "row"
-        ) from None
+        raise DataLossError(f"{error}. {_way_out(options, in_stream=may_leave)}") from None
     give_back(options, reader)
+
+
+def _way_out(options: ChangeOptions, *, in_stream: bool) -> str:
+    if options.on_rollback is OnRollback.REBUILD:  # a part of a vbucket: a new plan does not cut it there
+        return "Several tasks were to read the vbucket: start again, and one reads it anew from its beginning"
+    also = ", and onRollback to rebuild or event," if in_stream else ""
+    return f"Set failOnDataLoss to false{also} to read the vbucket anew from its beginning, after a rollback row"
 
 
 def rounds(ranges: tuple[Range, ...]) -> list[list[Range]]:
