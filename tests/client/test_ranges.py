@@ -1,6 +1,7 @@
 """Ranges of seqnos against a node of ours; the Spark tests read them from other servers too."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -115,6 +116,22 @@ def test_purged_deletions(node: LiveNode, scout: Scout, on_rollback: OnRollback)
     assert batches[0].column("event").to_pylist() == ["rollback"]
     assert batches[0].column("seqno").to_pylist() == [0]
     keys = {key for rows in batches[1:] for key in rows.column("key").to_pylist()}
+    assert {f"key-{n}" for n in range(100, 200) if node.items.vbucket_of(f"key-{n}".encode()) == 1} <= keys
+
+
+@pytest.mark.parametrize("on_rollback", [OnRollback.FAIL, OnRollback.REBUILD])
+def test_purged_deletions_of_a_part(node: LiveNode, scout: Scout, on_rollback: OnRollback):
+    """A part of a vbucket is never read anew: its rows would come twice. The next reading is whole."""
+    node.delete(*(f"key-{n}" for n in range(100)))
+    node.flush()
+    ranges = [each for each in planned(scout, start=5) if each.vbucket == 1]
+    node.chaos.purge()
+    options = ChangeOptions(connection=node.connection_string, give_up_s=5, on_rollback=on_rollback)
+    with RangeReader(options) as reader:
+        with pytest.raises(PurgedError, match=r"vbucket 1 .* after seqno 5 cannot be had"):
+            list(reader.read([replace(each, part=True) for each in ranges]))
+        whole = [replace(each, start=0, vbuuid=0) for each in ranges]
+        keys = {key for rows in reader.read(whole) for key in rows.column("key").to_pylist()}
     assert {f"key-{n}" for n in range(100, 200) if node.items.vbucket_of(f"key-{n}".encode()) == 1} <= keys
 
 

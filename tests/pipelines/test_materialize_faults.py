@@ -92,7 +92,7 @@ def expire_and_flush(_: Running, nodes: list[LiveNode], bucket: Bucket) -> None:
     """Let some items expire, and empty the bucket."""
     for key in BRIEF:
         bucket.set(key, b"{}", expiry=1)
-    wait_for(lambda: not bucket.documents_of(BRIEF), "items expire")
+    wait_for(lambda: not bucket.some(BRIEF), "items expire")
     for node in nodes:
         node.items.request(Flush())
 

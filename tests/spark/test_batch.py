@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from pyarrow.dataset import dataset
 
-from headrace.client import KvConnection, Loader, LoadRow
+from headrace.client import KvConnection, Loader, LoadRow, vbucket_of
 from headrace.columns.schema import unsigned
 from headrace.ids import VBucketId
 from headrace.testing import LiveNode
 from headrace.wire.catalogue import Set
 from tests.processes import start_node
-from tests.spark.faults.buckets import Bucket, Writers
+from tests.spark.faults.buckets import Bucket, Writers, live_nodes
 from tests.spark.faults.copies import COLUMNS, REBUILD, Copy, difference, rows_of
-from tests.spark.faults.queries import connection_to
+from tests.spark.faults.queries import connection_to, task_connections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,11 +54,25 @@ FILTERS = [
 ]
 
 
+@pytest.fixture(scope="module", params=[pytest.param(1, id="one node"), pytest.param(2, id="two nodes")])
+def nodes(request: pytest.FixtureRequest) -> Iterator[list[LiveNode]]:
+    """A node, or two that share the vbuckets, with items that were set, set again, and removed, by nobody but this."""
+    with filled(request.param) as started:
+        yield started
+
+
 @pytest.fixture(scope="module")
 def node() -> Iterator[LiveNode]:
-    """A node with items that were set, set again, and removed; nobody writes to it but this."""
-    with LiveNode(vbuckets=VBUCKETS) as started:
-        with Bucket(started) as bucket:
+    """One such node."""
+    with filled(1) as (started,):
+        yield started
+
+
+@contextmanager
+def filled(count: int) -> Iterator[list[LiveNode]]:
+    """Nodes with items."""
+    with live_nodes(count, VBUCKETS) as started:
+        with Bucket(*started) as bucket:
             bucket.fill(FIRST)
             for key in GONE:
                 bucket.delete(key)
@@ -72,10 +87,10 @@ def bucket(node: LiveNode) -> Iterator[Bucket]:
         yield opened
 
 
-def read(spark: SparkSession, node: Reachable, **options: object) -> DataFrame:
+def read(spark: SparkSession, *nodes: Reachable, **options: object) -> DataFrame:
     """A DataFrame of the bucket."""
     given = {name: str(value) for name, value in options.items()}
-    return spark.read.format("dcp").option("connection", connection_to(node)).options(**given).load()
+    return spark.read.format("dcp").option("connection", connection_to(*nodes)).options(**given).load()
 
 
 def documents(frame: DataFrame) -> dict[str, Document]:
@@ -86,37 +101,52 @@ def documents(frame: DataFrame) -> dict[str, Document]:
     return found
 
 
-def test_documents_are_the_bucket(spark: SparkSession, node: LiveNode, bucket: Bucket):
+def test_documents_are_the_bucket(spark: SparkSession, nodes: list[LiveNode]):
     """`mode` documents gives every item as it is, once, and nothing of what is gone."""
-    truth = bucket.documents(FIRST)
+    with Bucket(*nodes) as bucket:
+        truth = bucket.documents(FIRST)
     assert len(truth) == len(FIRST) - len(GONE)
-    assert not difference(documents(read(spark, node, mode="documents")), truth)
+    assert not difference(documents(read(spark, *nodes, mode="documents")), truth)
 
 
-def test_changes_have_the_newest_of_each_key(spark: SparkSession, node: LiveNode, bucket: Bucket):
+def test_changes_have_the_newest_of_each_key(spark: SparkSession, nodes: list[LiveNode]):
     """`mode` changes gives for each key its newest change, deletions too, with the seqno and branch that it has."""
     copy = Copy(REBUILD)
-    copy(read(spark, node), 0)
-    assert not difference(copy.documents(), bucket.documents(FIRST))
-    newest = {row.key: row for row in sorted(rows_of(copy.batches[0]), key=lambda row: row.seqno)}
+    copy(read(spark, *nodes), 0)
+    with Bucket(*nodes) as bucket:
+        assert not difference(copy.documents(), bucket.documents(FIRST))
+        newest = {row.key: row for row in sorted(rows_of(copy.batches[0]), key=lambda row: row.seqno)}
+        assert all(row.vbucket == bucket.vbucket_of(str(row.key)) for row in newest.values())
     assert {key for key, row in newest.items() if row.event == "deletion"} == set(GONE)
-    highs = node.high_seqnos()
+    highs = {vb: nodes[vb % len(nodes)].high_seqnos()[vb] for vb in range(VBUCKETS)}
     reached = {vb: max(row.seqno for row in newest.values() if row.vbucket == vb) for vb in highs}
     assert reached == highs
-    assert all(row.vbucket == bucket.vbucket_of(str(row.key)) for row in newest.values())
 
 
-def test_a_read_under_writers_lacks_nothing_that_was_there_throughout(spark: SparkSession):
+@pytest.mark.parametrize("mode", ["changes", "documents"])
+def test_the_work_goes_to_both_nodes(spark: SparkSession, mode: str):
+    """A task of a batch has a connection to one node, and each node sends its own part of the rows alone."""
+    with filled(2) as nodes:
+        assert read(spark, *nodes, mode=mode).rdd.getNumPartitions() == 2
+        assert documents(read(spark, *nodes, mode=mode).filter("event = 'mutation'")).keys() == {*FIRST} - {*GONE}
+        sent = [task_connections(node) for node in nodes]  # a worker keeps them for a later task
+    assert sent[0].keys().isdisjoint(sent[1].keys())
+    parts = [sum(each.values()) for each in sent]
+    assert min(parts) > 0.3 * sum(parts), parts
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_read_under_writers_lacks_nothing_that_was_there_throughout(spark: SparkSession, count: int):
     """Documents that are changed again and again while they are read are there too, in some version of meanwhile."""
     keys = {f"live-{number}" for number in range(400)}
-    with LiveNode(vbuckets=8) as node, Bucket(node) as bucket:
+    with live_nodes(count, 8) as nodes, Bucket(*nodes) as bucket:
         bucket.fill([*FIRST, *sorted(keys)])
-        with Writers(node, count=2, pause_s=0.0, deletes=0.0) as writers:
+        with Writers(*nodes, count=2, pause_s=0.0, deletes=0.0) as writers:
             for _ in range(3):
-                found = documents(read(spark, node, mode="documents"))
+                found = documents(read(spark, *nodes, mode="documents"))
                 assert found.keys() == {*FIRST, *keys}
             writers.stop()
-        assert not difference(documents(read(spark, node, mode="documents")), bucket.documents({*FIRST, *keys}))
+        assert not difference(documents(read(spark, *nodes, mode="documents")), bucket.documents({*FIRST, *keys}))
 
 
 @pytest.mark.parametrize("mode", ["changes", "documents"])
@@ -223,26 +253,24 @@ def test_some_vbuckets_alone(spark: SparkSession, node: LiveNode):
 
 @pytest.mark.slow
 def test_a_million_documents_are_the_bucket(spark: SparkSession, tmp_path: Path):
-    """Every one of a million documents comes once, with its value, CAS and flags.
+    """Every one of a million documents on two nodes comes once, with its value, CAS and flags.
 
     The rows go through files: as the result of a job they would all have to fit into the driver at once.
     """
-    count = 1_000_000
-    pad = "x" * 70
-    node = start_node("--vbuckets", "64", "--data", str(tmp_path / "data"))
-    try:
-        with KvConnection(node.host, node.port) as connection:
-            loader = Loader(connection, refused=_refused, flags=7)
-            for number in range(count):
-                loader.add(LoadRow(str(number), b"doc-%d" % number, f'{{"n": {number}, "pad": "{pad}"}}'.encode()))
-            loader.finish()
-            assert loader.acknowledged == count
-        read(spark, node, mode="documents").select(*COLUMNS).write.parquet(str(tmp_path / "rows"))
-        with Bucket(node) as bucket:
-            truth = bucket.documents(f"doc-{number}" for number in range(count))
-    finally:
-        node.stop()
-        node.close()
+    count, vbuckets = 1_000_000, 64
+    with ExitStack() as ends:
+        nodes = []
+        for place in range(2):
+            nodes.append(start_node("--vbuckets", str(vbuckets), "--data", str(tmp_path / f"data-{place}")))
+            ends.callback(nodes[-1].close)
+            ends.callback(nodes[-1].stop)
+        with Bucket(*nodes) as bucket:
+            bucket.share()
+        for place, node in enumerate(nodes):
+            _load(node, [key for key in _keys(count) if vbucket_of(key.encode(), vbuckets) % 2 == place])
+        read(spark, *nodes, mode="documents").select(*COLUMNS).write.parquet(str(tmp_path / "rows"))
+        with Bucket(*nodes) as bucket:
+            truth = bucket.documents(_keys(count))
     found: dict[str, Document] = {}
     rows = 0
     for batch in dataset(tmp_path / "rows").to_batches():
@@ -253,6 +281,20 @@ def test_a_million_documents_are_the_bucket(spark: SparkSession, tmp_path: Path)
             rows += 1
     assert rows == count
     assert not difference(found, truth)
+
+
+def _keys(count: int) -> list[str]:
+    return [f"doc-{number}" for number in range(count)]
+
+
+def _load(node: Reachable, keys: list[str]) -> None:
+    pad = "x" * 70
+    with KvConnection(node.host, node.port) as connection:
+        loader = Loader(connection, refused=_refused, flags=7)
+        for number, key in enumerate(keys):
+            loader.add(LoadRow(key, key.encode(), f'{{"n": {number}, "pad": "{pad}"}}'.encode()))
+        loader.finish()
+        assert loader.acknowledged == len(keys)
 
 
 def _refused(row: LoadRow, error: Exception) -> None:

@@ -57,6 +57,17 @@ def test_verdicts(here: VBucketOffset, seen: Seen, to: int, because: Reason | No
 def test_a_look_becomes_a_place():
     """What was read before the next look is whole up to there, if the history holds up to the look."""
     assert judge(at(7, 12, (5, 8)), Seen(20, OLD)).places == (Place(5, 8), Place(12, 20))
+    assert judge(at(7, 12, (5, 8)), Seen(20, OLD, proof=Place(12, 13))).places == (Place(5, 8), Place(12, 13))
+
+
+def test_a_cap_bounds_a_batch_and_nothing_else():
+    """Up to where may be read says nothing of how far the vbucket had gone, nor that a position is off the history."""
+    capped = Seen(20, OLD, cap=15)
+    assert judge(at(7, 12), capped).places == (Place(12, 20),)
+    assert plan(Offset("default", {0: at(7, 12)}), {0: capped}, Limits()).of(0).seqno == 15
+    start = Offset("default", {0: at(7, 18)})
+    assert plan(start, {0: capped}, Limits()) is start
+    assert plan(start, {0: Seen(20, OLD, cap=0)}, Limits()) is start  # nobody can say what is on disk
 
 
 def test_limits_are_shared_by_backlog():

@@ -40,6 +40,7 @@ def test_a_hot_vbucket_is_cut():
     assert len(shares) == 4
     assert max(share.seqnos for share in shares) < 300_000
     assert all(each.vbuuid == 9 for share in shares for each in share.ranges if each.start > 5)
+    assert all(each.part == (each.start > 5) for share in shares for each in share.ranges)
     assert max(share.seqnos for share in share_out(hot, {}, 4, lambda _: [])) >= 1_000_000
     assert max(share.seqnos for share in share_out(hot, {}, 4)) >= 1_000_000
 

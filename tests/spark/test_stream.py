@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from headrace.client import BatchReader, ChangeOptions
-from headrace.testing import LiveNode
+from headrace.spark.watching import ROW_BYTES
 from headrace.wire.catalogue import Flush
-from tests.spark.faults.buckets import Bucket, Writers
-from tests.spark.faults.copies import EVENT, REBUILD, Copy, difference, rows_of
-from tests.spark.faults.queries import Query, connection_to
+from tests.spark.faults.buckets import Bucket, Writers, live_nodes
+from tests.spark.faults.copies import EVENT, FAIL, REBUILD, Copy, difference, rows_of
+from tests.spark.faults.queries import Query, connection_to, task_connections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,15 +22,31 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from headrace.testing import LiveNode
+
 VBUCKETS = 16
 FIRST = [f"key-{number}" for number in range(1500)]
 
 
+@pytest.fixture(params=[pytest.param(1, id="one node"), pytest.param(2, id="two nodes")])
+def nodes(request: pytest.FixtureRequest) -> Iterator[list[LiveNode]]:
+    """A node, or two that share the vbuckets, with a few items."""
+    with filled(request.param) as started:
+        yield started
+
+
 @pytest.fixture
 def node() -> Iterator[LiveNode]:
-    """A node with a few items."""
-    with LiveNode(vbuckets=VBUCKETS) as started:
-        with Bucket(started) as bucket:
+    """One such node."""
+    with filled(1) as (started,):
+        yield started
+
+
+@contextmanager
+def filled(count: int) -> Iterator[list[LiveNode]]:
+    """Nodes with items."""
+    with live_nodes(count, VBUCKETS) as started:
+        with Bucket(*started) as bucket:
             bucket.fill(FIRST)
         yield started
 
@@ -48,104 +65,125 @@ def expire(node: LiveNode) -> None:
     node._on_loop(opened.pager.expire)
 
 
-def read_now(spark: SparkSession, node: LiveNode, folder: Path, copy: Copy | None = None, **options: object) -> Copy:
+def read_now(
+    spark: SparkSession, nodes: list[LiveNode], folder: Path, copy: Copy | None = None, **options: object
+) -> Copy:
     """Read with AvailableNow until the query ends by itself."""
     copy = copy or Copy()
-    given = {"connection": connection_to(node), **options}
+    given = {"connection": connection_to(*nodes), **options}
     with Query(spark, given, folder, copy, available_now=True) as running:
         assert running.query.awaitTermination(60), "the query does not end"
         assert running.query.exception() is None
     return copy
 
 
-@pytest.mark.parametrize("on_rollback", [REBUILD, EVENT])
+@pytest.mark.parametrize("on_rollback", [REBUILD, EVENT, FAIL])
 def test_a_copy_ends_equal_after_sets_deletions_expirations_and_a_flush(
-    spark: SparkSession, node: LiveNode, bucket: Bucket, tmp_path: Path, on_rollback: str
+    spark: SparkSession, nodes: list[LiveNode], tmp_path: Path, on_rollback: str
 ):
     """While writers go on, and after each thing that removes items, the copy ends equal; no row comes twice."""
-    keys = {*FIRST, *(f"brief-{number}" for number in range(100))}
-    options = {"connection": connection_to(node), "onRollback": on_rollback}
-    with Query(spark, options, tmp_path, Copy(on_rollback)) as running:
-        with Writers(node, count=2) as writers:
-            keys |= writers.keys
+    brief = [f"brief-{number}" for number in range(100)]
+    quiet = {*FIRST, *brief}
+    options = {"connection": connection_to(*nodes), "onRollback": on_rollback}
+    with Bucket(*nodes) as bucket, Query(spark, options, tmp_path, Copy(on_rollback)) as running:
+        with Writers(*nodes, count=2) as writers:
             running.until_rows(len(FIRST))
-            for number in range(100):
-                bucket.set(f"brief-{number}", b"soon gone", expiry=1)
+            for key in brief:
+                bucket.set(key, b"soon gone", expiry=1)
             for key in FIRST[::3]:
                 bucket.delete(key)
             writers.wait(200)
             time.sleep(1.5)
+            for node in nodes:
+                expire(node)
+            truth = bucket.some(quiet)
+            assert truth.keys() == quiet - {*FIRST[::3], *brief}
+            running.until(lambda: not difference(_some(running.copy, quiet), truth), "equal after expirations")
+            writers.wait(50)
+            for node in nodes:
+                node.items.request(Flush())
+            bucket.set("after", b"the flush", flags=3, expiry=1000)
+            writers.wait(50)
             writers.stop()
-        expire(node)
-        truth = bucket.documents(keys)
-        assert not any(key.startswith("brief") for key in truth)
+        truth = bucket.documents({*quiet, *writers.keys, "after"})
+        assert "after" in truth
+        assert truth.keys() <= {*writers.keys, "after"}
         running.ends_equal(truth)
-        node.items.request(Flush())
-        bucket.set("after", b"the flush", flags=3, expiry=1000)
-        running.ends_equal(bucket.documents({*keys, "after"}))
         events = {row.event for table in running.copy.batches.values() for row in rows_of(table)}
     assert events == {"mutation", "deletion", "expiration"}
-    assert list(running.copy.documents()) == ["after"]
     assert not running.copy.rollbacks
 
 
-def test_available_now_ends_by_itself_while_writers_go_on(
-    spark: SparkSession, node: LiveNode, bucket: Bucket, tmp_path: Path
-):
-    """It has what was there when it began, and the next run has the rest."""
-    with Writers(node, count=2, pause_s=0.0005) as writers:
+def _some(copy: Copy, keys: set[str]) -> dict[str, Any]:
+    return {key: found for key, found in copy.documents().items() if key in keys}
+
+
+def test_available_now_ends_by_itself_while_writers_go_on(spark: SparkSession, nodes: list[LiveNode], tmp_path: Path):
+    """It has what was there when it began, in batches within the limit, and the next run has the rest."""
+    with Writers(*nodes, count=2, pause_s=0.0005) as writers:
         writers.wait(50)
-        copy = read_now(spark, node, tmp_path, maxOffsetsPerTrigger=700)
+        copy = read_now(spark, nodes, tmp_path, maxOffsetsPerTrigger=700)
         writers.wait(10)
         writers.stop()
     assert len(copy.batches) > 1
     assert set(FIRST) <= copy.documents().keys()
-    read_now(spark, node, tmp_path, copy, maxOffsetsPerTrigger=700)
-    assert not difference(copy.documents(), bucket.documents({*FIRST, *writers.keys}))
+    read_now(spark, nodes, tmp_path, copy, maxOffsetsPerTrigger=700)
+    with Bucket(*nodes) as bucket:
+        assert not difference(copy.documents(), bucket.documents({*FIRST, *writers.keys}))
     assert copy.order == sorted(set(copy.order))
+    # A task cuts the snapshot in which its range ends: there is no slack.
+    assert max(table.num_rows for table in copy.batches.values()) <= 700
 
 
-def test_a_restarted_query_goes_on_from_its_checkpoint(
-    spark: SparkSession, node: LiveNode, bucket: Bucket, tmp_path: Path
-):
+def test_a_restarted_query_goes_on_from_its_checkpoint(spark: SparkSession, nodes: list[LiveNode], tmp_path: Path):
     """Each of many runs brings what came since the last one, and nothing twice, whenever a run was stopped."""
     copy, keys = Copy(EVENT), set(FIRST)
-    options = {"connection": connection_to(node), "maxOffsetsPerTrigger": 400, "onRollback": EVENT}
-    with Writers(node, pause_s=0.001) as writers:
+    options = {"connection": connection_to(*nodes), "maxOffsetsPerTrigger": 400, "onRollback": EVENT}
+    with Writers(*nodes, pause_s=0.001) as writers:
         for run in range(4):
             with Query(spark, options, tmp_path, copy) as running:
                 running.until_rows(copy.rows + 300 * (run + 1))
         writers.stop()
-    with Query(spark, options, tmp_path, copy) as running:
+    with Bucket(*nodes) as bucket, Query(spark, options, tmp_path, copy) as running:
         running.ends_equal(bucket.documents(keys | writers.keys))
     assert not copy.rollbacks
 
 
-def test_a_batch_has_no_more_offsets_than_it_may(spark: SparkSession, node: LiveNode, tmp_path: Path):
+def test_a_batch_has_no_more_offsets_than_it_may(spark: SparkSession, nodes: list[LiveNode], tmp_path: Path):
     """`maxOffsetsPerTrigger` bounds the rows of every batch, and all but the last are full."""
-    copy = read_now(spark, node, tmp_path, maxOffsetsPerTrigger=400)
+    copy = read_now(spark, nodes, tmp_path, maxOffsetsPerTrigger=400)
     assert [table.num_rows for table in copy.batches.values()] == [400, 400, 400, 300]
 
 
-def test_a_batch_has_about_as_many_bytes_as_it_may(spark: SparkSession, node: LiveNode, bucket: Bucket, tmp_path: Path):
+def test_a_batch_has_about_as_many_bytes_as_it_may(spark: SparkSession, nodes: list[LiveNode], tmp_path: Path):
     """`maxBytesPerTrigger` holds for like values within a tenth, counting keys, values and what frames them."""
-    for number in range(600):
-        bucket.set(f"large-{number}", b"x" * 2000)
-    start = {str(vb): high for vb, high in _highs_before_large(node).items()}
-    copy = read_now(spark, node, tmp_path, maxBytesPerTrigger=200_000, startingOffsets=json.dumps(start))
+    with Bucket(*nodes) as bucket:
+        start = {str(vb): 0 for vb in range(VBUCKETS)}
+        for key in FIRST:  # each has one seqno
+            start[str(bucket.vbucket_of(key))] += 1
+        for number in range(600):
+            bucket.set(f"large-{number}", b"x" * 2000)
+    copy = read_now(spark, nodes, tmp_path, maxBytesPerTrigger=200_000, startingOffsets=json.dumps(start))
     sizes = [sum(len(row["value"]) + len(row["key"]) for row in each.to_pylist()) for each in copy.batches.values()]
     assert sum(sizes) > 600 * 2000
     assert max(sizes) < 1.1 * 200_000
     assert min(sizes[:-1]) > 0.8 * 200_000
 
 
-def _highs_before_large(node: LiveNode) -> dict[int, int]:
-    """The seqnos before the large items: those of `FIRST` are one a key."""
-    with Bucket(node) as bucket:
-        counts = dict.fromkeys(range(VBUCKETS), 0)
-        for key in FIRST:
-            counts[bucket.vbucket_of(key)] += 1
-    return counts
+@pytest.mark.parametrize(("offsets", "bytes_"), [(400, 1_000_000), (1000, 30_000)])
+def test_of_two_limits_the_smaller_holds(
+    spark: SparkSession, node: LiveNode, tmp_path: Path, offsets: int, bytes_: int
+):
+    """With `maxOffsetsPerTrigger` and `maxBytesPerTrigger` a batch is full by one of them and within the other."""
+    copy = read_now(spark, [node], tmp_path, maxOffsetsPerTrigger=offsets, maxBytesPerTrigger=bytes_)
+    tables = list(copy.batches.values())
+    assert sum(table.num_rows for table in tables) == len(FIRST)
+    rows = [table.num_rows for table in tables[:-1]]
+    sizes = [sum(len(row["value"]) + len(row["key"]) + ROW_BYTES for row in each.to_pylist()) for each in tables[:-1]]
+    assert max(rows) <= offsets
+    assert max(sizes) < 1.1 * bytes_
+    assert min(rows) == offsets or min(sizes) > 0.8 * bytes_
+    assert (max(rows) == offsets) == (offsets == 400)
 
 
 def test_from_latest_comes_only_what_is_new(spark: SparkSession, node: LiveNode, bucket: Bucket, tmp_path: Path):
@@ -174,16 +212,20 @@ def test_from_given_positions(spark: SparkSession, node: LiveNode, bucket: Bucke
     keys = [f"later-{number}" for number in range(40)]
     bucket.fill(keys)
     bucket.delete("key-1")
-    copy = read_now(spark, node, tmp_path, startingOffsets=json.dumps(given[form]))
+    copy = read_now(spark, [node], tmp_path, startingOffsets=json.dumps(given[form]))
     assert copy.rows == 41
     assert copy.documents().keys() == set(keys)
 
 
-def test_two_queries_do_not_disturb_each_other(spark: SparkSession, node: LiveNode, bucket: Bucket, tmp_path: Path):
+def test_two_queries_do_not_disturb_each_other(spark: SparkSession, nodes: list[LiveNode], tmp_path: Path):
     """Both end equal, also when one of them is stopped and started again meanwhile."""
-    options = {"connection": connection_to(node)}
+    options = {"connection": connection_to(*nodes)}
     one, two = Copy(), Copy(EVENT)
-    with Writers(node, pause_s=0.001) as writers, Query(spark, options, tmp_path / "one", one) as running:
+    with (
+        Bucket(*nodes) as bucket,
+        Writers(*nodes, pause_s=0.001) as writers,
+        Query(spark, options, tmp_path / "one", one) as running,
+    ):
         for rows in (500, 1700):
             with Query(spark, {**options, "onRollback": EVENT}, tmp_path / "two", two) as other:
                 other.until_rows(rows)
@@ -208,3 +250,18 @@ def test_a_quiet_bucket_makes_no_batches(spark: SparkSession, node: LiveNode, tm
         node.write({"one more": "x"})
         running.until_rows(len(FIRST) + 1)
         assert len(running.copy.order) == len(before) + 1
+
+
+def test_a_later_batch_uses_the_connection_of_an_earlier_one(spark: SparkSession, node: LiveNode, tmp_path: Path):
+    """Workers keep their connections: many batches open a few, and these send more and more."""
+    seen: list[dict[str, int]] = []
+    with Query(spark, {"connection": connection_to(node), "minPartitions": 1}, tmp_path, Copy()) as running:
+        for number in range(12):
+            node.write({f"one more {number}": "x"})
+            running.until_rows(len(FIRST) + number + 1)
+            seen.append(task_connections(node))
+        assert len(running.copy.order) >= 12
+    ever = set().union(*seen)
+    assert ever == seen[-1].keys(), "a connection was closed"
+    assert len(ever) < 12  # there is one for each Python worker that Spark has
+    assert all(seen[-1][name] > sent for name, sent in seen[0].items())

@@ -88,14 +88,14 @@ def test_caps_and_mitigation(node: LiveNode, watch: Watch):
     """An end is not planned past what was there at a moment, nor past what is on disk."""
     caps = {vb: each.high for vb, each in watch.look().items()}
     node.write(100, prefix="later-")
-    assert {vb: each.high for vb, each in watch.seen(Offset("default"), caps).items()} == caps
+    assert {vb: each.end for vb, each in watch.seen(Offset("default"), caps).items()} == caps
     node.flush()
     node.chaos.pause()
     careful = Watch(ChangeOptions(connection=node.connection_string), None, mitigated=True)
     try:
-        on_disk = {vb: each.high for vb, each in careful.seen(Offset("default"), None).items()}
+        on_disk = {vb: each.end for vb, each in careful.seen(Offset("default"), None).items()}
         node.write(100, prefix="unsafe-")
-        assert {vb: each.high for vb, each in careful.seen(Offset("default"), None).items()} == on_disk
+        assert {vb: each.end for vb, each in careful.seen(Offset("default"), None).items()} == on_disk
     finally:
         careful.close()
         node.chaos.resume()

@@ -8,6 +8,7 @@ plan and the reading:
   the vbucket, and it is named in `left`. Whoever plans next sees a head that is no longer the newest, and goes back.
 - The server wants a rollback though the head is its newest: deletions after the start were purged. `on_rollback` of the
   options says what then: `fail` raises, `rebuild` gives a rollback row with seqno 0 and the vbucket from its beginning.
+  A `part` of a vbucket always raises: who reads what is before it gives those rows, too.
 
 A range with `cut` off goes on to the end of the snapshot in which its end lies, as servers do by themselves. Without a
 cut, every item that is there is among the rows, also one that is written all the time: a cut drops its newest version.
@@ -60,6 +61,8 @@ class Range:
     vbuuid: int = 0
     head: int = 0
     """The newest branch of the vbucket when this was planned; 0 to take whatever there is."""
+    part: bool = False
+    """Whether somebody else reads what is before it: it cannot be read anew from the beginning, only be refused."""
 
     @property
     def position(self) -> Position:
@@ -77,6 +80,7 @@ class _RangeFollower(Follower):
         self.asked_ends: dict[VBucketId, Seqno] = {}
         """The ends of ranges that are not cut: the server is asked for those, and more is taken."""
         self.left: set[VBucketId] = set()
+        self.parts: set[VBucketId] = set()
         self._began_at = now
 
     def lost(self, link: Link, error: HeadraceError, now: float) -> None:
@@ -102,6 +106,8 @@ class _RangeFollower(Follower):
         head = self.heads.get(subscription.vbucket)
         if head and isinstance(reply, FailoverLog) and reply.entries and reply.entries[0].vbuuid != head:
             self._leave(subscription)
+        elif subscription.vbucket in self.parts and isinstance(reply, FailoverLog):
+            raise RollbackError(subscription.roll_back(reply.entries, to_zero=True))
         else:
             super()._rollback_explained(subscription, reply)
 
@@ -157,6 +163,7 @@ class RangeReader(Reader):
         some = [each for each in ranges if each.end > each.start]
         wanted = {VBucketId(each.vbucket): each for each in some}
         assert len(wanted) == len(some), "a vbucket stands twice"
+        self._follower.left = set()
         if not wanted:
             return
         self._begin(wanted, cut=cut)
@@ -182,7 +189,7 @@ class RangeReader(Reader):
             self._follower.again(plan, tuple(wanted), time.monotonic())
         self._follower.heads = {vbucket: VbUuid(each.head) for vbucket, each in wanted.items()}
         self._follower.asked_ends = {} if cut else ends
-        self._follower.left = set()
+        self._follower.parts = {vbucket for vbucket, each in wanted.items() if each.part}
 
     def _rows(self, wanted: dict[VBucketId, Range]) -> Iterator[pa.RecordBatch]:
         patience_s = self.options.give_up_s

@@ -100,7 +100,7 @@ def load_program(program: Program) -> tuple[list[Callable[[int], None]], Any]:
 def _callable(address: int) -> Callable[[int], None]:
     """A function of numba's calling convention: it returns a status and gives its result through a pointer."""
     native = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(address)
-    unread = ctypes.c_int64(), ctypes.c_void_p()  # a result and an error: that threads may write to them at once is no harm
+    unread = ctypes.c_int64(), ctypes.c_void_p()  # result and error: that threads may write to them at once is no harm
     result, error = map(ctypes.addressof, unread)
 
     def call(arguments: int, _kept: object = unread) -> None:

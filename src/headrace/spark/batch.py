@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from headrace.spark.options import Options
 
+_WAY_OUT = "Give startingOffsets that the bucket has; or set failOnDataLoss to false to read these vbuckets from 0 on"
+
 
 class _Push:
     """`pushFilters` of a reader that also works where the session has filter pushdown turned off.
@@ -71,13 +73,17 @@ class DcpBatchReader(DataSourceReader):
         with told():
             watch = Watch(self._reading, self._options.vbuckets)
             try:
-                ranges = self._ranges(watch)
-                nodes = {int(vbucket): each.node for vbucket, each in watch.sighted.items()}
+                return self._shares(watch) or [Share(())]
             finally:
                 watch.close()
-            seqnos = sum(each.end - each.start for each in ranges)
-            tasks = tasks_for(seqnos, wanted=self._options.min_partitions, cores=os.cpu_count() or 1)
-            return share_out(ranges, nodes, tasks) or [Share(())]
+
+    def _shares(self, watch: Watch) -> list[Share]:
+        ranges = self._ranges(watch)
+        nodes = {int(vbucket): each.node for vbucket, each in watch.sighted.items()}
+        seqnos = sum(each.end - each.start for each in ranges)
+        tasks = tasks_for(seqnos, wanted=self._options.min_partitions, cores=os.cpu_count() or 1)
+        # Who looks for the newest version of a document has to have its whole vbucket.
+        return share_out(ranges, nodes, tasks, None if self._options.mode == DOCUMENTS else watch.may_begin)
 
     def _ranges(self, watch: Watch) -> list[Range]:
         options, wanted = self._options, self._wanted
@@ -95,7 +101,7 @@ class DcpBatchReader(DataSourceReader):
         }
         # A batch has nobody who could go back: a position that is off the history is an error, or the beginning.
         on_rollback = OnRollback.FAIL if options.fail_on_data_loss else OnRollback.REBUILD
-        limits = Limits(on_rollback=on_rollback, fail_on_data_loss=options.fail_on_data_loss)
+        limits = Limits(on_rollback=on_rollback, fail_on_data_loss=options.fail_on_data_loss, way_out=_WAY_OUT)
         planned = plan(start, seen, limits)
         found = []
         for vbucket in seen:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headrace.client.options import ChangeOptions
-    from headrace.client.ranges import Range
+    from headrace.client.ranges import Range, RangeReader
     from headrace.spark.filters import Wanted
     from headrace.spark.sharing import Share
 
@@ -43,26 +43,32 @@ _SNAPSHOT = ("vbucket", "snapshot_start", "snapshot_end")
 def read_documents(options: ChangeOptions, share: Share, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     """Give the documents of a share, each once."""
     reader = take_reader(options)
-    for start in range(0, len(share.ranges), VBUCKETS_AT_ONCE):
-        ranges = list(share.ranges[start : start + VBUCKETS_AT_ONCE])
-        for _ in range(TRIES):
-            with _Held() as held:
-                for rows in reader.read(ranges, cut=False):
-                    held.add(rows)
-                left = reader.left
-                for rows in held.newest(left):
-                    kept = wanted.of(rows.filter(pc.equal(rows.column("event"), _LIVE)))
-                    if kept.num_rows:
-                        yield kept
-            ranges = _anew(options, [each for each in ranges if each.vbucket in left])
-            if not ranges:
-                break
-        else:
-            raise ConnectionLostError(
-                f"vbucket {ranges[0].vbucket} of bucket {options.bucket} failed over {TRIES} times while it was read: "
-                "read again when the cluster is calm"
-            )
-    give_back(options, reader)
+    try:
+        for start in range(0, len(share.ranges), VBUCKETS_AT_ONCE):
+            for rows in _newest(reader, list(share.ranges[start : start + VBUCKETS_AT_ONCE])):
+                kept = wanted.of(rows.filter(pc.equal(rows.column("event"), _LIVE)))
+                if kept.num_rows:
+                    yield kept
+    finally:  # also where nobody wants the rest: no reading is under way while rows are given
+        give_back(options, reader)
+
+
+def _newest(reader: RangeReader, ranges: list[Range]) -> Iterator[pa.RecordBatch]:
+    """Give the newest row of each key of some vbuckets."""
+    options = reader.options
+    for _ in range(TRIES):
+        with _Held() as held:
+            for rows in reader.read(ranges, cut=False):
+                held.add(rows)
+            left = reader.left
+            yield from held.newest(left)
+        ranges = _anew(options, [each for each in ranges if each.vbucket in left])
+        if not ranges:
+            return
+    raise ConnectionLostError(
+        f"vbucket {ranges[0].vbucket} of bucket {options.bucket} failed over {TRIES} times while it was read: "
+        "read again when the cluster is calm"
+    )
 
 
 def _anew(options: ChangeOptions, ranges: list[Range]) -> list[Range]:

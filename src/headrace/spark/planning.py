@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from headrace.history import FailoverLog
 
 _TOLD_MAX = 5
+_PAST_LOSS = (
+    "Set failOnDataLoss to false to read these vbuckets anew from their beginning, after a rollback row; or begin with "
+    "a new checkpoint"
+)
+_PAST_ROLLBACK = "Set onRollback to rebuild or event to go on with a rollback row; or begin with a new checkpoint"
 
 
 class RollbackFoundError(ClientError):
@@ -41,6 +46,14 @@ class Seen(NamedTuple):
     """Whether it would refuse to go on from the position, which its failover log does not explain: a purge."""
     proof: Place | None = None
     """An earlier look at this position, on the branch that was the newest then."""
+    cap: int | None = None
+    """Up to where a batch may go, if that is not `high`. It says nothing of what the history holds: a change after it
+    hides an older one before it all the same."""
+
+    @property
+    def end(self) -> int:
+        """Up to where a batch may go."""
+        return self.high if self.cap is None else min(self.high, self.cap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +77,8 @@ def judge(at: VBucketOffset, seen: Seen) -> Verdict:
     if at.head == log.latest.vbuuid:
         if at.seqno > high:
             return _keep(at.places, at.seqno, high, Reason.PAST_HIGH_SEQNO)
-        return Verdict(seqno=at.seqno, places=with_place(at.places, Place(at.seqno, high)))
+        reach = high if seen.proof is None else min(high, seen.proof.reach)
+        return Verdict(seqno=at.seqno, places=with_place(at.places, Place(at.seqno, reach)))
     limit = _limit(at, log, high)
     if limit is None:
         return Verdict(seqno=0, because=Reason.UNKNOWN_VBUUID, lost=True)
@@ -105,6 +119,8 @@ class Limits:
     on_rollback: OnRollback = OnRollback.REBUILD
     fail_on_data_loss: bool = True
     seqnos: int | None = None
+    way_out: str | None = None
+    """What is told to do by who cannot do what a stream can."""
 
 
 def plan(start: Offset, seen: Mapping[int, Seen], limits: Limits) -> Offset:
@@ -120,7 +136,7 @@ def plan(start: Offset, seen: Mapping[int, Seen], limits: Limits) -> Offset:
             vbucket: replace(verdict, seqno=0, places=()) if verdict.because is not None else verdict
             for vbucket, verdict in verdicts.items()
         }
-    ends = _ends({vbucket: (verdict, seen[vbucket].high) for vbucket, verdict in verdicts.items()}, limits.seqnos)
+    ends = _ends({vbucket: (verdict, seen[vbucket].end) for vbucket, verdict in verdicts.items()}, limits.seqnos)
     moved = {vbucket for vbucket, end in ends.items() if end != verdicts[vbucket].seqno}
     back = {vbucket for vbucket in ends if verdicts[vbucket].because is not None}
     if not moved and not back:
@@ -140,15 +156,13 @@ def _refuse(start: Offset, verdicts: Mapping[int, Verdict], limits: Limits) -> N
     """Stop where the options say so, and tell of which vbuckets, from where, and what to do."""
     lost = {vbucket: verdict for vbucket, verdict in verdicts.items() if verdict.lost}
     if lost and limits.fail_on_data_loss:
-        raise DataLossError(
-            f"{_told(start, lost)}: changes after that cannot be had any more. Set failOnDataLoss to false to read "
-            "these vbuckets anew from their beginning, after a rollback row; or begin with a new checkpoint"
-        )
+        way_out = limits.way_out or _PAST_LOSS
+        raise DataLossError(f"{_told(start, lost)}: changes after that cannot be had any more. {way_out}")
     back = {vbucket: verdict for vbucket, verdict in verdicts.items() if verdict.because is not None}
     if back and limits.on_rollback is OnRollback.FAIL:
         raise RollbackFoundError(
-            f"{_told(start, back)}: what was read after that is no part of the bucket's history any more. Set "
-            "onRollback to rebuild or event to go on with a rollback row; or begin with a new checkpoint"
+            f"{_told(start, back)}: what was read after that is no part of the bucket's history any more. "
+            f"{limits.way_out or _PAST_ROLLBACK}"
         )
 
 

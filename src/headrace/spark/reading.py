@@ -16,6 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from headrace.client import ConnectionLostError
+from headrace.client.options import OnRollback
 from headrace.client.ranges import PurgedError, RangeReader
 from headrace.columns.rollback import rollback_row
 from headrace.ids import Seqno, VBucketId, VbUuid
@@ -68,7 +69,8 @@ def read_share(
 ) -> Iterator[pa.RecordBatch]:
     """Give the rows of a share: rollbacks first, then the changes of its ranges.
 
-    With `may_leave`, a vbucket whose history branched since the plan is left where it is: the next plan sees it.
+    With `may_leave`, as in a stream, a vbucket whose history branched since the plan is left where it is: the next plan
+    sees it.
     """
     for vbucket, to in share.rollbacks:
         yield rollback_row(VBucketId(vbucket), VbUuid(to.vbuuid), Seqno(to.seqno), keys=options.keys)
@@ -80,14 +82,20 @@ def read_share(
                 if kept.num_rows:
                     yield kept
             if reader.left and not may_leave:
+                give_back(options, reader)
                 raise ConnectionLostError(
                     f"vbucket {min(reader.left)} of bucket {options.bucket} failed over while it was read: read again"
                 )
     except PurgedError as error:
-        raise DataLossError(
-            f"{error}. Set failOnDataLoss to false to read the vbucket anew from its beginning, after a rollback row"
-        ) from None
+        raise DataLossError(f"{error}. {_way_out(options, in_stream=may_leave)}") from None
     give_back(options, reader)
+
+
+def _way_out(options: ChangeOptions, *, in_stream: bool) -> str:
+    if options.on_rollback is OnRollback.REBUILD:  # a part of a vbucket: a new plan does not cut it there
+        return "Several tasks were to read the vbucket: start again, and one reads it anew from its beginning"
+    also = ", and onRollback to rebuild or event," if in_stream else ""
+    return f"Set failOnDataLoss to false{also} to read the vbucket anew from its beginning, after a rollback row"
 
 
 def rounds(ranges: tuple[Range, ...]) -> list[list[Range]]:

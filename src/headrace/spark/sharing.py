@@ -92,7 +92,8 @@ def _pieces(each: Range, count: int) -> list[Range]:
     steps = [each.start + _size(each) * step // count for step in range(count + 1)]
     # Servers take the newest branch for a seqno before its beginning, too: the history up to there is its own.
     first = replace(each, end=steps[1])
-    return [first, *(replace(each, start=low, end=high, vbuuid=each.head) for low, high in pairwise(steps[1:]))]
+    later = [replace(each, start=low, end=high, vbuuid=each.head, part=True) for low, high in pairwise(steps[1:])]
+    return [first, *later]
 
 
 def _balanced(ranges: list[Range], tasks: int) -> list[Share]:

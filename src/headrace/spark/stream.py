@@ -29,7 +29,7 @@ from headrace.spark.reading import read_share, settle
 from headrace.spark.sharing import Share, share_out, tasks_for
 from headrace.spark.starting import starting_offset
 from headrace.spark.told import told
-from headrace.spark.watching import Watch, position_of
+from headrace.spark.watching import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,7 +49,9 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads the changes of a bucket as a stream. Spark pickles it for the executors, before it has asked anybody."""
 
     def __init__(self, options: Options) -> None:
-        lost = OnRollback.FAIL if options.fail_on_data_loss else OnRollback.REBUILD
+        # A purge that a task finds is a rollback to 0, if it may go on at all.
+        stops = options.fail_on_data_loss or options.on_rollback == OnRollback.FAIL
+        lost = OnRollback.FAIL if stops else OnRollback.REBUILD
         self._options = options
         self._reading = options.change_options(on_rollback=lost)
         self._caps: dict[VBucketId, int] | None = None
@@ -135,19 +137,10 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         nodes = {int(vb): each.node for vb, each in watch.sighted.items()}
         seqnos = sum(each.end - each.start for each in ranges)
         tasks = tasks_for(seqnos, wanted=self._options.min_partitions, cores=os.cpu_count() or 1)
-        shares = share_out(ranges, nodes, tasks, self._cuts)
+        shares = share_out(ranges, nodes, tasks, watch.may_begin)
         if end.rollbacks:
             shares = _with_rollbacks(shares, end)
         return shares or [Share(())]
-
-    def _cuts(self, pieces: Sequence[Range]) -> list[Range]:
-        """Say of which pieces a server would let a stream begin there: where nothing after it was purged."""
-        found: list[Range] = []
-        for piece in pieces:
-            at = position_of(VBucketOffset(piece.vbuuid, piece.start, piece.head))
-            if not self._watching.scout.refusals({piece.vbucket: at}):  # type: ignore[dict-item]
-                found.append(piece)
-        return found
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing is kept for a batch that is done."""

@@ -19,9 +19,10 @@ from headrace.spark.offsets import Place
 from headrace.spark.planning import Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from headrace.client.options import ChangeOptions
+    from headrace.client.ranges import Range
     from headrace.client.scout import Sighting
     from headrace.history import FailoverLog
     from headrace.spark.offsets import Offset, VBucketOffset
@@ -121,15 +122,17 @@ class Watch:
         if any(log.latest.vbuuid != known_before[vbucket] for vbucket, log in logs.items()):
             later = self.look(all_of_them=caps is not None)
             logs = {vbucket: log for vbucket, log in logs.items() if vbucket in later}
-        highs = self._highs({vbucket: self.sighted[vbucket].high for vbucket in logs}, caps)
+        ends = self._ends({vbucket: self.sighted[vbucket].high for vbucket in logs}, caps)
         refused = self._refused(at, logs)
         found: dict[int, Seen] = {}
         for vbucket, log in logs.items():
             here = at.of(vbucket)
             proof = self._proofs.get(vbucket)
             known = proof[1] if proof is not None and proof[0] == here.head and proof[1].seqno == here.seqno else None
-            found[vbucket] = Seen(max(highs[vbucket], 0), log, vbucket in refused, known)
-            if here.seqno and here.head == log.latest.vbuuid and here.seqno <= sighted[vbucket].high:
+            high = max(self.sighted[vbucket].high, 0)
+            found[vbucket] = Seen(high, log, vbucket in refused, known, cap=max(ends[vbucket], 0))
+            # The first look at a position proves most: the vbucket only goes on from there.
+            if known is None and here.seqno and here.head == log.latest.vbuuid and here.seqno <= sighted[vbucket].high:
                 self._proofs[vbucket] = here.head, Place(here.seqno, sighted[vbucket].high)
         return found
 
@@ -140,7 +143,7 @@ class Watch:
         proof = self._proofs.get(vbucket)
         return proof is not None and proof == (here.head, Place(here.seqno, here.seqno))
 
-    def _highs(self, highs: dict[VBucketId, Seqno], caps: Mapping[VBucketId, int] | None) -> dict[VBucketId, int]:
+    def _ends(self, highs: dict[VBucketId, Seqno], caps: Mapping[VBucketId, int] | None) -> dict[VBucketId, int]:
         bounded: dict[VBucketId, int] = dict(highs)
         if self._mitigated:
             branches = {vbucket: self._logs[vbucket].latest.vbuuid for vbucket in highs}
@@ -169,9 +172,14 @@ class Watch:
             self._refused_at.pop(vbucket)
         return set(refused)
 
+    def may_begin(self, pieces: Sequence[Range]) -> list[Range]:
+        """Say of which pieces of vbuckets a server would let a stream begin there: nothing after it was purged."""
+        # One after the other: a connection has one stream of a vbucket at a time.
+        return [each for each in pieces if not self.scout.refusals({VBucketId(each.vbucket): each.position})]
+
     def mean_bytes(self, at: Offset, seen: Mapping[int, Seen]) -> float:
         """Tell the mean size of a change, by some of the largest backlogs; 0 when there is none."""
-        waiting = {vb: each.high - at.of(vb).seqno for vb, each in seen.items() if each.high > at.of(vb).seqno}
+        waiting = {vb: each.end - at.of(vb).seqno for vb, each in seen.items() if each.end > at.of(vb).seqno}
         largest = tuple(sorted(waiting, key=lambda each: waiting[each])[-SAMPLE_VBUCKETS:])
         if not largest:
             return 0.0

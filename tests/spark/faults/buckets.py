@@ -9,18 +9,19 @@ from __future__ import annotations
 import random
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from headrace.client import Address, ClientError, ConnectionLostError, KvConnection, NotFoundError, vbucket_of
 from headrace.client.errors import NotMyVBucketError
 from headrace.history import State
 from headrace.pipelines.servers import Server, Vbuckets
+from headrace.testing import LiveNode
 from headrace.wire.catalogue import Delete, Get, GetMeta, Item, Meta, Set
 from headrace.wire.codes import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Protocol
 
     from headrace.ids import VBucketId
@@ -136,17 +137,21 @@ class Bucket:
 
     def documents(self, keys: Iterable[str]) -> dict[str, Document]:
         """Read all items of these keys, and see to it that there are no others."""
-        self.close()  # a node may have been started anew
-        found: dict[str, Document] = {}
-        asked = sorted(set(keys))
-        for start in range(0, len(asked), ASKED_AT_ONCE):
-            found |= self.documents_of(asked[start : start + ASKED_AT_ONCE])
+        found = self.some(keys)
         held = sum(self._count(server) for server in self.servers)
         assert held == len(found), f"the bucket has {held} items, and {len(found)} of the keys that are known"
         return found
 
-    def documents_of(self, keys: Sequence[str]) -> dict[str, Document]:
-        """Read all items of a few keys."""
+    def some(self, keys: Iterable[str]) -> dict[str, Document]:
+        """Read all items of these keys; others may be there, and be written just now."""
+        self.close()  # a node may have been started anew
+        found: dict[str, Document] = {}
+        asked = sorted(set(keys))
+        for start in range(0, len(asked), ASKED_AT_ONCE):
+            found |= self._ask_all(asked[start : start + ASKED_AT_ONCE])
+        return found
+
+    def _ask_all(self, keys: Sequence[str]) -> dict[str, Document]:
         owned: dict[str, list[Document | None]] = {key: [] for key in keys}
         for place in range(len(self._nodes)):
             gets: list[Request] = [Get(key=key.encode(), vbucket=self.vbucket_of(key)) for key in keys]
@@ -163,6 +168,16 @@ class Bucket:
         with Vbuckets(server) as vbuckets:
             told = vbuckets.stats("vbucket-details")
         return sum(int(told[f"{name}:num_items"]) for name, state in told.items() if state == "active")
+
+
+@contextmanager
+def live_nodes(count: int, vbuckets: int) -> Iterator[list[LiveNode]]:
+    """So many nodes in this program, which share the vbuckets of one bucket."""
+    with ExitStack() as ends:
+        started = [ends.enter_context(LiveNode(vbuckets=vbuckets)) for _ in range(count)]
+        with Bucket(*started) as bucket:
+            bucket.share()
+        yield started
 
 
 def _document(key: str, item: Response, meta: Response) -> Document | None:

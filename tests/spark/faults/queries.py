@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Self
 
+from headrace.client import Address
+from headrace.pipelines.servers import Server, Vbuckets
 from tests.spark.faults.copies import Copy, difference
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from tests.spark.faults.buckets import Document
+    from tests.spark.faults.buckets import Document, Reachable
 
 WAIT_S = 60.0
 LOOK_S = 0.02
@@ -23,6 +25,19 @@ LOOK_S = 0.02
 def connection_to(*nodes: object) -> str:
     """The connection string of nodes."""
     return "couchbase://" + ",".join(f"{node.host}:{node.port}" for node in nodes)  # type: ignore[attr-defined]
+
+
+def task_connections(node: Reachable) -> dict[str, int]:
+    """The connections that tasks have to a node just now, and how many bytes each was sent."""
+    with Vbuckets(Server(address=Address(host=node.host, port=node.port), timeout_s=20.0)) as asked:
+        told = asked.stats("dcp")
+    sent = {name.split(":")[1]: int(count) for name, count in told.items() if name.endswith(":total_bytes_sent")}
+    return {name: count for name, count in sent.items() if is_task(name)}
+
+
+def is_task(name: str) -> bool:
+    """Whether a connection of this name is of a task, and not of the driver."""
+    return name.startswith("headrace-spark") and "scout" not in name
 
 
 class Query:

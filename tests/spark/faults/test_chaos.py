@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -11,15 +12,15 @@ import pytest
 
 from headrace.client import NotFoundError
 from headrace.testing import Chaos, LiveNode
-from tests.spark.faults.buckets import Bucket, Writers
+from tests.spark.faults.buckets import Bucket, Writers, live_nodes
 from tests.spark.faults.copies import EVENT, FAIL, REBUILD, Copy
-from tests.spark.faults.queries import Query, connection_to
+from tests.spark.faults.queries import WAIT_S, Query, connection_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 VBUCKETS = 8
 FIRST = [f"key-{number}" for number in range(1000)]
@@ -30,17 +31,10 @@ OURS = "headrace-spark*"
 @pytest.fixture(params=[pytest.param(1, id="one node"), pytest.param(2, id="two nodes", marks=pytest.mark.slow)])
 def nodes(request: pytest.FixtureRequest) -> Iterator[list[LiveNode]]:
     """A node, or two that share the vbuckets, with a few items."""
-    started = [LiveNode(vbuckets=VBUCKETS) for _ in range(request.param)]
-    try:
-        for each in started:
-            each.start()
+    with live_nodes(request.param, VBUCKETS) as started:
         with Bucket(*started) as bucket:
-            bucket.share()
             bucket.fill(FIRST)
         yield started
-    finally:
-        for each in started:
-            each.stop()
 
 
 @pytest.mark.parametrize("on_rollback", [REBUILD, EVENT])
@@ -107,6 +101,89 @@ def test_a_purge_is_data_loss(spark: SparkSession, node: LiveNode, tmp_path: Pat
             assert {row.seqno for row in copy.rollbacks} == {0}
 
 
+class Stalled(Copy):
+    """A copy that holds its query up in one batch until it is let go."""
+
+    def __init__(self, on_rollback: str) -> None:
+        super().__init__(on_rollback)
+        self.waiting, self.may_go_on = threading.Event(), threading.Event()
+        self.stalls = False
+
+    def __call__(self, frame: DataFrame, number: int) -> None:
+        super().__call__(frame, number)
+        if self.stalls:
+            self.stalls = False
+            self.waiting.set()
+            assert self.may_go_on.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("node", [8], indirect=True)
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("on_rollback", [REBUILD, EVENT, FAIL])
+def test_a_purge_under_a_running_query(
+    spark: SparkSession, node: LiveNode, tmp_path: Path, on_rollback: str, fails: bool
+):
+    """Deletions that are purged before a query gets there stop it by its task, or have their vbuckets read anew.
+
+    The driver has just asked whether it may go on from there, and does not ask again so soon.
+    """
+    options = {"connection": connection_to(node), "onRollback": on_rollback}
+    copy = Stalled(on_rollback)
+    with Bucket(node) as bucket:
+        bucket.fill(FIRST)
+        with Query(spark, {**options, "failOnDataLoss": fails}, tmp_path, copy) as running:
+            running.until_rows(len(FIRST))
+            running.query.processAllAvailable()
+            copy.stalls = True
+            bucket.fill([f"one-{number}" for number in range(100)])
+            running.until(copy.waiting.is_set, "a batch is held up")
+            for key in FIRST[::4]:
+                bucket.delete(key)
+            bucket.fill(["after"])
+            node.flush()
+            node.chaos.purge()
+            copy.may_go_on.set()
+            keys = [*FIRST, "after", *(f"one-{number}" for number in range(100))]
+            if not fails and on_rollback != FAIL:
+                running.ends_equal(bucket.documents(keys))
+                assert {row.seqno for row in copy.rollbacks} == {0}
+                return
+            said = running.until_failed()
+        assert re.search(r"the changes after seqno \d+ cannot be had any more", said), said
+        assert "Set failOnDataLoss to false, and onRollback to rebuild or event, to read the vbucket anew" in said
+        assert not copy.rollbacks
+        if on_rollback == FAIL:
+            options["onRollback"] = copy.on_rollback = REBUILD
+        with Query(spark, {**options, "failOnDataLoss": False}, tmp_path, copy) as running:
+            running.ends_equal(bucket.documents(keys))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("on_rollback", [REBUILD, EVENT, FAIL])
+def test_a_node_is_replaced_by_an_empty_one(spark: SparkSession, tmp_path: Path, on_rollback: str, fails: bool):
+    """A bucket that is another one, at the same address, stops a query; or is read from its beginning, and equal."""
+    options = {"connection": "", "onRollback": on_rollback, "failOnDataLoss": fails}
+    with LiveNode(vbuckets=VBUCKETS) as node:
+        options["connection"] = connection_to(node)
+        with Bucket(node) as bucket:
+            bucket.fill(FIRST)
+        port = node.port
+        query = Query(spark, options, tmp_path, Copy(on_rollback))
+        query.until_rows(len(FIRST))
+    keys = [f"new-{number}" for number in range(2000)]
+    with query as running, LiveNode(vbuckets=VBUCKETS, port=port) as other, Bucket(other) as bucket:
+        bucket.fill(keys)
+        if not fails and on_rollback != FAIL:
+            running.ends_equal(bucket.documents(keys))
+            back = running.copy.rollbacks
+            assert {row.vbucket for row in back} == set(range(VBUCKETS))
+            assert {row.seqno for row in back} == {0}
+            return
+        said = running.until_failed()
+    assert re.search(r"vbucket \d+ stands at seqno \d+, holds up to 0 \(.+ not in the failover log\)", said), said
+    assert ("Set failOnDataLoss to false" if fails else "Set onRollback to rebuild or event") in said
+
+
 @pytest.fixture
 def node(request: pytest.FixtureRequest) -> Iterator[LiveNode]:
     """An empty node."""
@@ -154,16 +231,23 @@ def slow_down(chaos: Chaos) -> None:
     chaos.calm()
 
 
-TROUBLES = [cut_mid_message, cut_each_again, end_streams, refuse_streams, freeze_and_thaw, slow_down]
+CUTS = [cut_mid_message, cut_each_again]
+OTHERS = [end_streams, refuse_streams, freeze_and_thaw, slow_down]
+TROUBLES = [
+    pytest.param(trouble, on_rollback, id=f"{trouble.__name__}-{on_rollback}")
+    for trouble in (*CUTS, *OTHERS)
+    for on_rollback in ((REBUILD, EVENT, FAIL) if trouble in CUTS else (FAIL,))
+]
 
 
-@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(("trouble", "on_rollback"), TROUBLES)
 def test_a_bad_line_changes_nothing(
-    spark: SparkSession, nodes: list[LiveNode], tmp_path: Path, trouble: Callable[[Chaos], None]
+    spark: SparkSession, nodes: list[LiveNode], tmp_path: Path, trouble: Callable[[Chaos], None], on_rollback: str
 ):
-    """Connections that break, end, refuse, fall silent or crawl cost time and no row: no rollback even with `fail`."""
-    options = {"connection": connection_to(*nodes), "onRollback": FAIL, "maxOffsetsPerTrigger": 300, "timeout": 3}
-    with Bucket(*nodes) as bucket, Query(spark, options, tmp_path, Copy(FAIL)) as running:
+    """Connections that break, end, refuse, fall silent or crawl cost time and no row: nothing is rolled back."""
+    options = {"connection": connection_to(*nodes), "onRollback": on_rollback}
+    limits = {"maxOffsetsPerTrigger": 300, "timeout": 3}
+    with Bucket(*nodes) as bucket, Query(spark, {**options, **limits}, tmp_path, Copy(on_rollback)) as running:
         with Writers(*nodes) as writers:
             running.until_rows(100)
             for _ in range(2):

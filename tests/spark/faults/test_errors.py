@@ -103,6 +103,26 @@ def test_a_stream_says_what_is_wrong(
     is_one_sentence(of_a_stream(spark, {"connection": node.connection_string, **options}, tmp_path), sentence)
 
 
+AHEAD = {
+    "a seqno": ("9999", "has more than this history"),
+    "a branch": ('{"vbuuid": 77, "seqno": 3}', "branch is not in the failover log"),
+}
+
+
+@pytest.mark.parametrize(("start", "because"), AHEAD.values(), ids=AHEAD)
+def test_a_batch_from_where_the_bucket_never_was(spark: SparkSession, node: LiveNode, start: str, because: str):
+    """It says where the vbucket ends and what a batch can do about it, which is not what a stream can; and does it."""
+    options = {"connection": node.connection_string, "startingOffsets": f'{{"1": {start}}}', "vbuckets": "1"}
+    said = of_a_batch(spark, options)
+    seqno = start if start.isdigit() else 3
+    is_one_sentence(said, f"bucket default: vbucket 1 stands at seqno {seqno}, holds up to 0 (")
+    is_one_sentence(said, because)
+    is_one_sentence(said, "Give startingOffsets that the bucket has; or set failOnDataLoss to false")
+    assert not re.search("checkpoint|onRollback|rollback row", said.splitlines()[0])
+    found = spark.read.format("dcp").options(**options, failOnDataLoss="false").load()
+    assert found.filter("event = 'mutation'").count() == node.high_seqnos()[1]
+
+
 def test_an_unreachable_host_is_told_at_once(spark: SparkSession, tmp_path: Path):
     """A new query on a node that is not there does not wait; the sentence names the address."""
     port = free_port()

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.pipelines.move import Move
-from headrace.testing import LiveNode
-from tests.spark.faults.buckets import Bucket, Writers
+from tests.spark.faults.buckets import Bucket, Writers, live_nodes
 from tests.spark.faults.copies import EVENT, FAIL, REBUILD, Copy
-from tests.spark.faults.queries import Query, connection_to
+from tests.spark.faults.queries import Query, connection_to, is_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+    from headrace.testing import LiveNode
 
 VBUCKETS = 8
 FIRST = [f"key-{number}" for number in range(1000)]
@@ -26,11 +27,10 @@ FIRST = [f"key-{number}" for number in range(1000)]
 @pytest.fixture
 def nodes() -> Iterator[list[LiveNode]]:
     """Two nodes that share the vbuckets, with a few items."""
-    with LiveNode(vbuckets=VBUCKETS) as one, LiveNode(vbuckets=VBUCKETS) as two:
-        with Bucket(one, two) as bucket:
-            bucket.share()
+    with live_nodes(2, VBUCKETS) as started:
+        with Bucket(*started) as bucket:
             bucket.fill(FIRST)
-        yield [one, two]
+        yield started
 
 
 @pytest.mark.parametrize("on_rollback", [REBUILD, EVENT, FAIL])
@@ -80,7 +80,7 @@ def test_the_work_goes_to_both_nodes(spark: SparkSession, nodes: list[LiveNode],
         def both() -> bool:
             for place, node in enumerate(nodes):
                 names[place] |= {str(each["connection"]) for each in node.chaos.show() if "connection" in each}
-            return all(any(_is_task(name) for name in seen) for seen in names)
+            return all(any(is_task(name) for name in seen) for seen in names)
 
         running.until(both, f"both nodes serve tasks: {names}")
         for node in nodes:
@@ -88,7 +88,3 @@ def test_the_work_goes_to_both_nodes(spark: SparkSession, nodes: list[LiveNode],
         running.until_rows(len(FIRST))
         time.sleep(0.1)
     assert names[0].isdisjoint(names[1])
-
-
-def _is_task(name: str) -> bool:
-    return name.startswith("headrace-spark") and "scout" not in name
