@@ -125,7 +125,8 @@ class Follower:
         """The opaque of each vbucket's last stream request: the end of an older stream may come after it."""
         self._knows_ends: set[Link] = set()
         self._last_error: HeadraceError | None = None
-        self._open: Subscription | None = None
+        self._open: deque[Subscription] = deque()
+        """What is not finished, for all that is known; what is, stays so."""
         self._needed_by: tuple[object, ...] = ()
         self._needed_at = float("-inf")
         self._needed_nodes: list[Address] = []
@@ -140,11 +141,10 @@ class Follower:
         held = self._observer is not None and bool(self._observer.held)
         if self.nodes.cluster is None or self._unplanned or self.events or held:
             return False
-        # It is asked after each turn, and a bucket has a thousand vbuckets: the one that was open last mostly still is.
-        if self._open is None or self._open.phase is Phase.FINISHED:
-            open_ones = (each for each in self._subscriptions.values() if each.phase is not Phase.FINISHED)
-            self._open = next(open_ones, None)
-        return self._open is None
+        # It is asked after each turn, and a bucket has a thousand vbuckets: each is looked at until it is finished.
+        while self._open and self._open[0].phase is Phase.FINISHED:
+            self._open.popleft()
+        return not self._open
 
     @property
     def positions(self) -> Positions:
@@ -160,7 +160,7 @@ class Follower:
         self._plan = plan
         self._subscriptions.clear()
         self._waiting.clear()
-        self._open = None
+        self._open.clear()
         # Servers answer in order: the names are there before the changes of a collection that came meanwhile.
         for link in self.nodes.ready():
             if link.collections is not None:
@@ -249,7 +249,7 @@ class Follower:
     def _needed_now(self) -> list[Address]:
         """Give the nodes that are needed; looked up anew when map, links or plans are others, and now and then."""
         links = tuple((address, link.state) for address, link in self.nodes.links.items())
-        by = (self.nodes.cluster, links, len(self._unplanned), len(self._subscriptions), self._open is None)
+        by = (self.nodes.cluster, links, len(self._unplanned), len(self._subscriptions), not self._open)
         if by != self._needed_by or self._now >= self._needed_at + NEEDED_S:
             self._needed_nodes = self._needed()
             self._needed_by, self._needed_at = by, self._now
@@ -336,6 +336,7 @@ class Follower:
         position, end = self._plan.of(vbucket, high, log)
         self._unplanned.discard(vbucket)
         subscription = self._subscriptions[vbucket] = Subscription(vbucket, position, end_seqno=end)
+        self._open.append(subscription)
         self._waiting.add(vbucket)
         self.taken.begin(subscription)
 

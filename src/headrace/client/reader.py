@@ -55,6 +55,7 @@ class _Line:
         """When to try the next address that the name stands for; None where this is the last, or it works."""
         self.is_connected = False
         self._handshake_wants = select.POLLOUT
+        self._wakes_at = 1
         self._tls = tls
         self._handshake = tls is not None
         address = link.address
@@ -141,16 +142,19 @@ class _Line:
         room, filled = self.link.room(), 0
         enough = len(room) - len(room) // 8
         with room:
-            while filled < len(room):
-                try:
-                    count = self.socket.recv_into(room[filled:])
-                except self._waits:
-                    if BULK_BYTES <= filled < enough and self._more_soon(enough - filled):
-                        continue
-                    break
-                if not count:
-                    return filled, True
-                filled += count
+            try:
+                while filled < len(room):
+                    try:
+                        count = self.socket.recv_into(room[filled:])
+                    except self._waits:
+                        if BULK_BYTES <= filled < enough and self._more_soon(enough - filled):
+                            continue
+                        break
+                    if not count:
+                        return filled, True
+                    filled += count
+            finally:
+                self._wake_at(1)
         return filled, False
 
     def _more_soon(self, bytes_wanted: int) -> bool:
@@ -158,13 +162,16 @@ class _Line:
 
         The system is asked not to wake this thread for every piece of it.
         """
+        self._wake_at(min(bytes_wanted, BULK_PIECE_BYTES))
         ready = select.poll()
         ready.register(self.socket, select.POLLIN)
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, min(bytes_wanted, BULK_PIECE_BYTES))
-        try:
-            return bool(ready.poll(BULK_WAIT_MS))
-        finally:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        return bool(ready.poll(BULK_WAIT_MS))
+
+    def _wake_at(self, bytes_min: int) -> None:
+        """Have the system tell of bytes when there are so many."""
+        if self._wakes_at != bytes_min:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, bytes_min)
+            self._wakes_at = bytes_min
 
     def flush(self) -> None:
         """Send what the socket takes."""
