@@ -6,8 +6,8 @@ One node process and a local Spark of two cores on the same machine; the sink is
 nothing. The contenders take turns, after two rounds that warm everything up. A figure is the median of its rounds, a
 ratio the median of the ratios within each round: what else the machine is doing slows neighbours alike.
 
-    ceiling    a Python source with two tasks that gives the same rows as ready-made Arrow batches, as large as ours, out
-               of two files that are in the system's cache
+    ceiling    a Python source with two tasks that gives the same rows as ready-made Arrow batches, as large as ours,
+               out of two files that are in the system's cache
     one batch  the same with the first of these batches again and again, which never leaves the processor's cache
     dcp        `spark.read.format("dcp")` from the node, over two tasks, every change a row
     documents  the same with `mode=documents`
