@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -267,6 +269,19 @@ def test_a_handshake_that_does_not_come_is_not_waited_for(tmp_path: Path, monkey
     ):
         assert node.connection_string == f"couchbases://127.0.0.1:{node.port}"
         assert stranger.recv(100) == b""
+
+
+def test_an_idle_client_does_not_outlive_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A client that does not answer TLS's farewell is cut off when the node stops, and nothing of it is left."""
+    monkeypatch.setattr("headrace.node.server._GOODBYE_S", 0.2)
+    cert, key = certificate(tmp_path)
+    node = Node(vbuckets=1, tls_cert=cert, tls_key=key)
+    with node:
+        plain = socket.create_connection((node.host, node.port), timeout=10)
+        idle = ssl.create_default_context(cafile=cert).wrap_socket(plain, server_hostname=node.host)
+    with idle:
+        left = [0 for each in gc.get_objects() if type(each).__name__ == "TCPTransport" and not each.is_closing()]
+        assert len(left) == 0
 
 
 def test_without_the_extra_one_is_told_what_to_install():

@@ -555,6 +555,10 @@ class Connection(asyncio.Protocol):
         """End the connection, with what is yet to be sent."""
         self._transport.close()
 
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._transport.abort()
+
     def _leave(self, why: str, detail: str = "") -> None:
         """End a connection that cannot go on. What is yet to be sent has a moment; then it is cut off."""
         if self._left_at is not None:

@@ -192,8 +192,15 @@ class AsyncNode(Reachable):
         server.close()
         for connection in list(self.services.connections):
             connection.close()
-        deadline = asyncio.get_running_loop().time() + _GOODBYE_S
-        # Connections leave one by one, and each in its own time.
+        await self._part(_GOODBYE_S)
+        # A client that is idle does not answer a farewell by TLS.
+        for connection in list(self.services.connections):
+            connection.abort()
+        await self._part(_GOODBYE_S)
+
+    async def _part(self, seconds: float) -> None:
+        """Wait for connections to leave, one by one and each in its own time."""
+        deadline = asyncio.get_running_loop().time() + seconds
         while self.services.connections and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
