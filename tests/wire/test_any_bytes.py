@@ -10,8 +10,12 @@ from hypothesis import strategies as st
 
 from fuzz.properties import check_dissection, check_reader, one_input
 from headrace.errors import RemoteProtocolError
-from headrace.wire import Dialect, FrameReader, Message, dissect, encode, message_length
+from headrace.wire import Dialect, FrameReader, Message, decode, dissect, encode, message_length
+from headrace.wire.catalogue import StreamAdded
+from headrace.wire.codes import Status
 from headrace.wire.header import MAGICS, Header
+from headrace.wire.message import Kind
+from headrace.wire.registry import PLANS, lookup, reply_to, spoken_in
 from tests.wire.entries import samples
 from tests.wire.strategies import any_message, unsigned
 from tests.wire.vectors import TESTS
@@ -155,3 +159,21 @@ def test_the_fuzzer_runs():
     )
     assert run.returncode == 0, run.stderr[-2000:]
     assert "Done 2000" in run.stderr
+
+
+@each_dialect
+def test_each_answer_that_can_be_read_can_be_written(dialect: Dialect):
+    """An answer goes out on every connection on which its request may come: also where that is another dialect's."""
+    elsewhere = 0
+    for opcode in range(256):
+        found = lookup(Kind.RESPONSE, opcode, dialect)
+        for status in (Status.SUCCESS, Status.ROLLBACK, *(found[0].spec.replies if found else ())):
+            if found:
+                reply, spoken = reply_to(found[0], status), found[1]
+                assert (reply, spoken) in PLANS
+                assert spoken_in(reply, dialect) is not None, f"{reply.spec.name} to {found[0].spec.name}"
+                elsewhere += spoken is not dialect
+    assert elsewhere
+    assert spoken_in(StreamAdded, Dialect.UPR_DRAFT) is None
+    frame = bytes.fromhex("81510000040000000000000400000000000000000000000000000000")
+    assert encode(decode(frame, dialect), dialect) == frame

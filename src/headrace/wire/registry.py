@@ -69,6 +69,8 @@ def spoken_in(cls: type[Message], dialect: Dialect) -> Dialect | None:
     if (cls, dialect) in PLANS:
         return dialect
     other = _ELSE[dialect]
+    if issubclass(cls, Response):  # it has the opcode of its request, which may be the other's
+        return other if (cls, other) in PLANS else None
     opcode = cls.spec.opcodes.get(other)
     if opcode is not None and lookup(cls.spec.kind, opcode, dialect) == (cls, other):
         return other
